@@ -1,0 +1,10 @@
+//! The embedded inference engine of Atlas.
+//!
+//! A checkpoint's `config.json` becomes a [`config::ModelSpec`] (the model as data), which is lowered to a
+//! [`plan::Plan`] (a flat list of fused operations), which a [`backend::Backend`] executes step by step under the
+//! scheduler owned by [`engine`]. Text goes in and out through [`text`].
+
+pub mod engine;
+pub mod errors;
+pub mod sampling;
+pub mod text;
