@@ -4,7 +4,7 @@ use crate::backend::Observer;
 use crate::cache::{Caches, Sequence};
 use crate::errors::EngineError;
 use crate::model::Model;
-use crate::sampling::argmax;
+use crate::sampling::{Sampler, SamplingParams};
 use crate::schedule::StepBatch;
 use crate::schedule::batch::WantLogits;
 
@@ -63,9 +63,11 @@ impl<'a> Session<'a> {
             let want = if index + 1 == chunks { WantLogits::Last } else { WantLogits::None };
             logits = self.forward(part, want, None)?;
         }
+        let mut sampler = Sampler::new(&SamplingParams::default(), prompt, self.model.spec.vocab);
         let mut tokens = Vec::with_capacity(count);
         while tokens.len() < count {
-            let token = argmax(&logits);
+            let position = (prompt.len() + tokens.len()) as u64;
+            let token = sampler.choose(&logits, position).map_err(|e| EngineError::Unsupported(e.to_string()))?;
             tokens.push(token);
             if tokens.len() < count {
                 logits = self.forward(&[token], WantLogits::Last, None)?;
