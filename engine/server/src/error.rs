@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// A refusal or failure, told in the OpenAI error shape. Its message is shown to the client.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ApiError {
+pub(crate) struct ApiError {
     status: StatusCode,
     kind: &'static str,
     code: Option<&'static str>,
@@ -129,11 +129,6 @@ impl ApiError {
             SubmitError::QueueFull { retry_after, .. } => Self::busy(error.to_string(), *retry_after),
             SubmitError::NotRunning => Self::unavailable("engine_not_running", error.to_string()),
         }
-    }
-
-    /// The status it answers with.
-    pub(crate) fn status(&self) -> StatusCode {
-        self.status
     }
 
     /// The JSON object.

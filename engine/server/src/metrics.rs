@@ -16,7 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const TIME_TO_FIRST_TOKEN: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -163,11 +163,6 @@ impl TokenWatch {
             None => metrics.first_token.observe(now.duration_since(self.submitted).as_secs_f64()),
             Some(last) => metrics.inter_token.observe(now.duration_since(last).as_secs_f64()),
         }
-    }
-
-    /// Time since the submission.
-    pub(crate) fn elapsed(&self) -> Duration {
-        self.submitted.elapsed()
     }
 }
 

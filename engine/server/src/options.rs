@@ -105,8 +105,7 @@ fn sampling(
     Ok(SamplingParams {
         temperature,
         top_k,
-        // The smallest set that reaches probability 0 is the likeliest token, as with any tiny positive bound.
-        top_p: top_p.max(f32::MIN_POSITIVE),
+        top_p,
         min_p,
         repetition_penalty,
         presence_penalty,

@@ -158,9 +158,10 @@ async fn connection(
         // A closed read side means that the client has gone: its request is dropped at once.
         .half_close(false);
     let mut serving = std::pin::pin!(http.serve_connection(io, TowerToHyperService::new(app)));
+    let closing = async { drop(closing.wait_for(|closing| *closing).await) };
     let ended = tokio::select! {
         ended = serving.as_mut() => ended,
-        _ = closing.wait_for(|closing| *closing) => {
+        () = closing => {
             serving.as_mut().graceful_shutdown();
             serving.await
         }

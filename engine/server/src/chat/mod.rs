@@ -16,10 +16,12 @@ use crate::guard::body::JsonBody;
 use crate::options::check_budget;
 use crate::sse;
 use crate::state::AppState;
+use atlas_engine::text::parser::{CallIds, OutputParser};
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use choice::ChatChoice;
+use prompt::RenderedChat;
 use request::ChatRequest;
 
 /// The field that holds the prompt.
@@ -33,26 +35,27 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let request = ChatRequest::parse(fields, &state, state.ready_model()?)?;
     let ChatRequest { model: name, prompt, parallel_tool_calls, logprobs, options } = request;
-    let rendered = prompt::render(&state, prompt).await?;
+    let RenderedChat { ids, format, continuing } = prompt::render(&state, prompt).await?;
     drop(memory);
     let model = state.ready_model()?;
-    let max_tokens = room(model.engine.info(), rendered.ids.len(), options.max_tokens, FIELD)?;
+    let max_tokens = room(model.engine.info(), ids.len(), options.max_tokens, FIELD)?;
     check_budget(options.choices, max_tokens, logprobs.unwrap_or(0), state.config().limits.max_output_units)?;
     let job = Job {
         id: &admission.request_id,
         field: FIELD,
-        prompt: rendered.ids,
+        prompt: ids,
         options: &options,
         max_tokens,
         logprobs,
         prompt_logprobs: None,
-        keep_special: rendered.keep_special,
-        continuing: rendered.continuing,
+        shown_specials: &model.markup_tokens,
+        continuing,
         first_offset: 0,
         deadline: admission.deadline,
     };
     let choices = submit(&state, model, &job)?.into_iter().enumerate().map(|(index, text)| {
-        ChatChoice::new(index, text, rendered.parser(), parallel_tool_calls, logprobs.is_some())
+        let parser = OutputParser::new(format, CallIds::new(state.identity().seed()));
+        ChatChoice::new(index, text, parser, parallel_tool_calls, logprobs.is_some())
     });
     let envelope = Envelope::new(&state, "chatcmpl", name, options.include_usage);
     if !options.stream {

@@ -56,7 +56,7 @@ pub(crate) async fn create(
             max_tokens,
             logprobs: request.logprobs,
             prompt_logprobs,
-            keep_special: false,
+            shown_specials: &[],
             continuing: true,
             first_offset: echo.as_ref().map_or(0, |echo| echo.text.chars().count()),
             deadline: admission.deadline,

@@ -88,8 +88,9 @@ async fn collect_choice(mut choice: TextChoice) -> Result<(Choice, Usage), ApiEr
 pub(crate) fn frames(envelope: &Envelope, choice: TextChoice) -> Frames {
     let envelope = envelope.clone();
     let pieces = stream::unfold((choice, envelope), async |(mut choice, envelope)| {
+        let index = choice.index;
         let write = |text, logprobs, finish_reason| {
-            let choice = Choice { index: choice.index, text, logprobs, finish_reason };
+            let choice = Choice { index, text, logprobs, finish_reason };
             json(&completion(&envelope, vec![choice], envelope.include_usage.then_some(None)))
         };
         let frames = match choice.next().await? {

@@ -21,7 +21,8 @@ pub(crate) struct Job<'a> {
     pub(crate) max_tokens: usize,
     pub(crate) logprobs: Option<usize>,
     pub(crate) prompt_logprobs: Option<usize>,
-    pub(crate) keep_special: bool,
+    /// Special tokens that are shown as text.
+    pub(crate) shown_specials: &'a [u32],
     pub(crate) continuing: bool,
     /// Characters of the echoed prompt.
     pub(crate) first_offset: usize,
@@ -63,7 +64,7 @@ fn submit_choice(state: &AppState, model: &ServedModel, job: &Job<'_>, index: us
         stop: job.options.stop.clone(),
         stop_tokens: job.options.stop_tokens.clone(),
         logprobs: job.logprobs.is_some(),
-        keep_special: job.keep_special,
+        shown_specials: job.shown_specials.to_vec(),
         continuing: job.continuing,
         first_offset: job.first_offset,
     };

@@ -50,8 +50,8 @@ pub(crate) struct TextOptions {
     pub(crate) stop: Vec<String>,
     pub(crate) stop_tokens: Vec<u32>,
     pub(crate) logprobs: bool,
-    /// Keeps special tokens in the text, for a parser that reads them.
-    pub(crate) keep_special: bool,
+    /// Special tokens that are shown as text; the others are left out.
+    pub(crate) shown_specials: Vec<u32>,
     /// The first space is shown, because the text goes on after another.
     pub(crate) continuing: bool,
     /// Characters of an echoed prompt; token offsets begin there.
@@ -81,10 +81,9 @@ pub(crate) struct TextStream {
 
 impl TextStream {
     pub(crate) fn new(state: AppState, tokenizer: &Tokenizer, events: GenerateStream, mut options: TextOptions) -> Self {
-        let skip_special = !options.keep_special;
         let detokenizer = match options.continuing {
-            true => Detokenizer::continuing(tokenizer, skip_special),
-            false => Detokenizer::new(tokenizer, skip_special),
+            true => Detokenizer::continuing(tokenizer, false),
+            false => Detokenizer::new(tokenizer, false),
         };
         let prompt_tokens = options.prompt_tokens;
         Self {
@@ -163,7 +162,8 @@ impl TextStream {
             return ScoredText::default();
         }
         let begins = self.made;
-        let text = self.detokenizer.push(token.id);
+        let hidden = self.tokenizer.is_special(token.id) && !self.options.shown_specials.contains(&token.id);
+        let text = if hidden { String::new() } else { self.detokenizer.push(token.id) };
         if self.options.logprobs {
             let offset = self.options.first_offset + self.made_chars;
             self.held.push(begins, score(&self.tokenizer, token.id, token.logprobs, offset));
