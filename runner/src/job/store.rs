@@ -1,0 +1,212 @@
+//! Where job directories are, and how one is found by id, prefix or recipe name.
+
+use super::private_dir::{PrivateDir, PrivateDirError};
+use super::record::{ExitNote, JobRecord, JobState};
+use crate::errors::CliError;
+use std::path::PathBuf;
+
+const RECORD: &str = "job.json";
+const EXIT: &str = "exit.json";
+const LOG: &str = "log";
+const RECIPE: &str = "recipe.yaml";
+/// Largest record that is read.
+const MAX_RECORD: u64 = 1 << 20;
+/// Ended jobs that are kept, so that their logs can be read.
+const KEEP_ENDED: usize = 20;
+
+/// The directory of all jobs.
+#[derive(Debug)]
+pub(crate) struct JobStore {
+    jobs: PrivateDir,
+}
+
+/// One job's directory.
+#[derive(Debug)]
+pub(crate) struct JobDir {
+    directory: PrivateDir,
+    id: String,
+}
+
+impl From<PrivateDirError> for CliError {
+    fn from(error: PrivateDirError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// `ATLAS_STATE_DIR`, else `$XDG_STATE_HOME/atlas`, else `~/.local/state/atlas`.
+pub(crate) fn state_dir() -> Result<PathBuf, CliError> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let path = variable("ATLAS_STATE_DIR")
+        .or_else(|| Some(variable("XDG_STATE_HOME").filter(|path| path.is_absolute())?.join("atlas")))
+        .or_else(|| Some(variable("HOME")?.join(".local/state/atlas")));
+    path.ok_or_else(|| CliError::Failed("no place for job directories: set HOME or ATLAS_STATE_DIR".to_owned()))
+}
+
+impl JobStore {
+    /// Opens the store; `None` when nothing was ever started. Creates nothing.
+    pub(crate) fn open() -> Result<Option<Self>, CliError> {
+        let Some(base) = PrivateDir::open_base(&state_dir()?)? else { return Ok(None) };
+        Ok(base.open_dir("jobs")?.map(|jobs| Self { jobs }))
+    }
+
+    /// Opens the store, creating it when it is absent.
+    pub(crate) fn create() -> Result<Self, CliError> {
+        Ok(Self { jobs: PrivateDir::create_base(&state_dir()?)?.ensure_dir("jobs")? })
+    }
+
+    /// Creates the directory of a new job.
+    pub(crate) fn create_job(&self) -> Result<JobDir, CliError> {
+        loop {
+            let mut random = [0u8; 6];
+            getrandom::fill(&mut random).map_err(|error| CliError::Failed(format!("no random numbers: {error}")))?;
+            let id: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+            if let Some(directory) = self.jobs.create_dir(&id)? {
+                return Ok(JobDir { directory, id });
+            }
+        }
+    }
+
+    /// Every job directory, whether or not its record can be read.
+    pub(crate) fn jobs(&self) -> Result<Vec<JobDir>, CliError> {
+        let ids = self.jobs.names()?.into_iter().filter(|name| is_id(name));
+        Ok(ids.filter_map(|id| Some(JobDir { directory: self.jobs.open_dir(&id).ok()??, id })).collect())
+    }
+
+    /// Jobs with a readable record, the newest first.
+    pub(crate) fn records(&self) -> Result<Vec<(JobDir, JobRecord)>, CliError> {
+        let mut records: Vec<_> =
+            self.jobs()?.into_iter().filter_map(|job| job.record().ok().flatten().map(|record| (job, record))).collect();
+        records.sort_by(|(_, a), (_, b)| b.started_at.cmp(&a.started_at).then_with(|| a.id.cmp(&b.id)));
+        Ok(records)
+    }
+
+    /// The one job that `name` (an id, the beginning of one, or a recipe's name) means. Among jobs of one recipe
+    /// those that have not ended come first.
+    pub(crate) fn find(&self, name: &str) -> Result<(JobDir, JobRecord), CliError> {
+        let records = self.records()?;
+        let by_id = |record: &JobRecord| record.id.starts_with(name);
+        let by_recipe = |record: &JobRecord| record.recipe == name || record.name == name;
+        let ended = |record: &JobRecord| matches!(record.state, JobState::Stopped | JobState::Failed);
+        let groups: [&dyn Fn(&JobRecord) -> bool; 4] = [
+            &|record| record.id == name,
+            &|record| !name.is_empty() && by_id(record),
+            &|record| by_recipe(record) && !ended(record),
+            &by_recipe,
+        ];
+        for group in groups {
+            let found: Vec<&JobRecord> = records.iter().map(|(_, record)| record).filter(|record| group(record)).collect();
+            match found.as_slice() {
+                [] => {}
+                [one] => {
+                    let id = one.id.clone();
+                    return records
+                        .into_iter()
+                        .find(|(_, record)| record.id == id)
+                        .ok_or_else(|| CliError::Failed(format!("job {id} vanished")));
+                }
+                several => {
+                    let ids: Vec<&str> = several.iter().map(|record| record.id.as_str()).collect();
+                    return Err(CliError::Usage(format!("`{name}` means several jobs: {}; name one by its id", ids.join(", "))));
+                }
+            }
+        }
+        Err(unknown_job(name, &records))
+    }
+
+    /// Address of the newest job that is ready and whose process is alive.
+    pub(crate) fn newest_running_url(&self) -> Option<String> {
+        let records = self.records().ok()?;
+        let alive = |record: &JobRecord| {
+            record.state == JobState::Ready && record.process.as_ref().is_some_and(super::process::ProcessId::is_alive)
+        };
+        records.into_iter().find(|(_, record)| alive(record)).and_then(|(_, record)| record.url)
+    }
+
+    /// Removes a job's directory with everything in it.
+    pub(crate) fn remove(&self, job: &JobDir) -> Result<(), CliError> {
+        Ok(self.jobs.remove_dir(&job.id)?)
+    }
+
+    /// Removes the oldest of the jobs that have ended, so that the store does not grow without end.
+    pub(crate) fn prune(&self) {
+        let Ok(records) = self.records() else { return };
+        let gone = |record: &JobRecord| {
+            matches!(record.state, JobState::Stopped | JobState::Failed)
+                && !record.process.as_ref().is_some_and(super::process::ProcessId::is_alive)
+        };
+        for (job, _) in records.iter().filter(|(_, record)| gone(record)).skip(KEEP_ENDED) {
+            // A leftover costs a few kilobytes; the launch matters more.
+            let _ = self.remove(job);
+        }
+    }
+}
+
+/// An error that names what could have been meant.
+pub(crate) fn unknown_job(name: &str, records: &[(JobDir, JobRecord)]) -> CliError {
+    let names = records.iter().flat_map(|(_, record)| [record.id.as_str(), record.recipe.as_str(), record.name.as_str()]);
+    let hint = atlas_schemas::suggest::hint(name, names);
+    let known = if records.is_empty() { "there are no jobs".to_owned() } else { "see `atlas status --all`".to_owned() };
+    CliError::Usage(format!("unknown job `{name}`{hint}; {known}"))
+}
+
+fn is_id(name: &str) -> bool {
+    name.len() == 12 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+impl JobDir {
+    /// The job's id.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Where the log is, for people.
+    pub(crate) fn log_path(&self) -> PathBuf {
+        self.directory.path().join(LOG)
+    }
+
+    /// The record; `None` when the launch was cut off before it was written.
+    pub(crate) fn record(&self) -> Result<Option<JobRecord>, CliError> {
+        self.read_json(RECORD)
+    }
+
+    /// Writes the record.
+    pub(crate) fn write_record(&self, record: &JobRecord) -> Result<(), CliError> {
+        self.write_json(RECORD, record)
+    }
+
+    /// The server's last words, if it could say any.
+    pub(crate) fn exit_note(&self) -> Option<ExitNote> {
+        self.read_json(EXIT).ok().flatten()
+    }
+
+    /// Leaves the server's last words.
+    pub(crate) fn write_exit_note(&self, note: &ExitNote) -> Result<(), CliError> {
+        self.write_json(EXIT, note)
+    }
+
+    /// Writes the resolved recipe.
+    pub(crate) fn write_recipe(&self, text: &str) -> Result<(), CliError> {
+        Ok(self.directory.replace(RECIPE, text)?)
+    }
+
+    /// Creates the log.
+    pub(crate) fn create_log(&self) -> Result<std::fs::File, CliError> {
+        Ok(self.directory.create_file(LOG)?)
+    }
+
+    /// Opens the log; `None` when there is none.
+    pub(crate) fn open_log(&self) -> Result<Option<std::fs::File>, CliError> {
+        Ok(self.directory.open_file(LOG)?)
+    }
+
+    fn read_json<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<Option<T>, CliError> {
+        let Some(text) = self.directory.read(name, MAX_RECORD)? else { return Ok(None) };
+        let path = self.directory.path().join(name);
+        serde_json::from_str(&text).map(Some).map_err(|error| CliError::Failed(format!("{}: {error}", path.display())))
+    }
+
+    fn write_json(&self, name: &str, value: &impl serde::Serialize) -> Result<(), CliError> {
+        let text = serde_json::to_string_pretty(value).map_err(|error| CliError::Failed(format!("{name}: {error}")))?;
+        Ok(self.directory.replace(name, &(text + "\n"))?)
+    }
+}
