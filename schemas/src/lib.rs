@@ -3,5 +3,10 @@
 //! Nothing here touches the network, the disk or a device. The rooms above (engine, server, gates, runner) depend on
 //! these types, so that a recipe key, a flag, a schema and a validation message have one source.
 
+pub mod bench;
+pub mod gate;
+pub mod hardware;
+pub mod job;
+pub mod provenance;
 pub mod serve_options;
 pub mod suggest;
