@@ -1,6 +1,7 @@
 //! The client side of the HTTP API, as the runner needs it: health, the model's name, and streamed chats.
 
 use crate::errors::CliError;
+use atlas_schemas::serve_options::Secret;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -23,12 +24,12 @@ pub(crate) enum Health {
 pub(crate) struct Endpoint {
     base: String,
     client: reqwest::Client,
-    api_key: Option<atlas_schemas::Secret>,
+    api_key: Option<Secret>,
 }
 
 impl Endpoint {
     /// `url` with or without a trailing `/v1`. Proxies are not used: the servers meant are the user's own.
-    pub(crate) fn new(url: &str, api_key: Option<atlas_schemas::Secret>) -> Result<Self, CliError> {
+    pub(crate) fn new(url: &str, api_key: Option<Secret>) -> Result<Self, CliError> {
         let base = url.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches('/').to_owned();
         if !base.starts_with("http://") {
             let problem = if base.starts_with("https://") { "https is not supported yet" } else { "it must start with http://" };

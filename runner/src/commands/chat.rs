@@ -4,6 +4,7 @@ use crate::errors::CliError;
 use crate::http::Endpoint;
 use crate::interrupt::{Interrupt, block_on};
 use crate::output::{GlobalArgs, write_stdout};
+use atlas_schemas::serve_options::Secret;
 use chat_turn::{ChatTurn, Screen};
 use clap::Args;
 use serde_json::{Value, json};
@@ -60,8 +61,8 @@ impl ChatArgs {
     }
 }
 
-fn api_key() -> Option<atlas_schemas::Secret> {
-    std::env::var("ATLAS_API_KEY").ok().filter(|key| !key.is_empty()).map(atlas_schemas::Secret::new)
+fn api_key() -> Option<Secret> {
+    std::env::var("ATLAS_API_KEY").ok().filter(|key| !key.is_empty()).map(Secret::new)
 }
 
 fn colour() -> bool {
@@ -185,10 +186,11 @@ impl Session {
             None => self.conversation.turns.push(json!({ "role": "user", "content": text })),
         }
         let mut turn = ChatTurn::new();
+        let request = self.conversation.request();
         let outcome = tokio::select! {
             biased;
             () = interrupt.received(signals + 1) => None,
-            outcome = turn.stream(&self.endpoint, &self.conversation.request(), &self.screen) => Some(outcome),
+            outcome = turn.stream(&self.endpoint, &request, &self.screen) => Some(outcome),
         };
         turn.finish(&self.screen, text);
         match outcome {

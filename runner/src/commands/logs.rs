@@ -4,6 +4,7 @@ use crate::errors::CliError;
 use crate::interrupt::{Interrupt, block_on};
 use crate::job::log::{Follower, tail};
 use crate::job::process::ProcessId;
+use crate::job::record::server_process;
 use crate::job::store::{JobStore, unknown_job};
 use crate::output::{GlobalArgs, print_json, write_stdout};
 use clap::Args;
@@ -49,11 +50,12 @@ impl LogsArgs {
         block_on(async {
             let interrupt = Interrupt::install()?;
             let mut follower = Follower::new(file);
+            let process = server_process(&record);
             let show = |bytes: &[u8]| write_stdout(&String::from_utf8_lossy(bytes));
             tokio::select! {
                 () = interrupt.received(1) => return Err(CliError::Interrupted),
                 result = follower.follow(show) => return result,
-                () = ended(record.process.as_ref()) => {}
+                () = ended(process.as_ref()) => {}
             }
             show(&follower.news()?);
             Ok(())

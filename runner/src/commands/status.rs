@@ -3,9 +3,10 @@
 use crate::errors::CliError;
 use crate::interrupt::{Interrupt, block_on};
 use crate::job::condition::{Condition, examine};
-use crate::job::record::JobRecord;
+use crate::job::record::url;
 use crate::job::store::{JobDir, JobStore, unknown_job};
 use crate::output::{GlobalArgs, print_json, write_stdout};
+use atlas_schemas::job::JobRecord;
 use clap::Args;
 use comfy_table::Table;
 use serde::Serialize;
@@ -44,7 +45,7 @@ impl StatusArgs {
         };
         let rows = block_on(async {
             let interrupt = Interrupt::install()?;
-            let examined = chosen.into_iter().map(|(job, record)| async {
+            let examined = chosen.into_iter().map(|(job, record)| async move {
                 let condition = examine(&job, &record).await;
                 JobStatus { condition, log: job.log_path().display().to_string(), record }
             });
@@ -68,12 +69,12 @@ fn table(rows: &[JobStatus]) -> String {
         return "no jobs\n".to_owned();
     }
     let mut table = Table::new();
-    table.load_preset(comfy_table::presets::NOTHING);
+    table.load_style(comfy_table::presets::NOTHING);
     table.set_header(["JOB", "RECIPE", "STATE", "URL", "PID", "STARTED"]);
     for row in rows {
         let record = &row.record;
-        let pid = record.process.as_ref().map(|process| process.pid.to_string()).unwrap_or_default();
-        let url = record.url.clone().unwrap_or_default();
+        let pid = record.ranks.first().and_then(|rank| rank.pid).map(|pid| pid.to_string()).unwrap_or_default();
+        let url = url(record).unwrap_or_default();
         table.add_row([&record.id, &record.recipe, row.condition.word(), &url, &pid, &record.started_at]);
     }
     let mut text = table.to_string().lines().map(|line| line.trim_end().to_owned() + "\n").collect::<String>();

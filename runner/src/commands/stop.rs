@@ -2,19 +2,19 @@
 
 use crate::errors::CliError;
 use crate::interrupt::{Interrupt, block_on};
-use crate::job::record::{JobRecord, JobState};
 use crate::job::stop::stop;
 use crate::job::store::{JobDir, JobStore, unknown_job};
 use crate::output::{GlobalArgs, print_json, write_stdout};
+use atlas_schemas::job::JobRecord;
 use clap::Args;
 use std::time::Duration;
 
 /// Stop a job: ask its server to finish, then insist, then verify that it is gone and its port is free.
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
-    /// Job id, the beginning of one, or a recipe's name [default: the only job that was not stopped].
+    /// Job id, the beginning of one, or a recipe's name [default: the only job there is].
     job: Option<String>,
-    /// Every job that was not stopped.
+    /// Every job that has not ended.
     #[arg(long, conflicts_with = "job")]
     all: bool,
     /// Seconds that running requests may take to finish before the server is killed.
@@ -62,7 +62,7 @@ impl StopArgs {
             return Ok(vec![store.find(name)?]);
         }
         let mut open = store.records()?;
-        open.retain(|(_, record)| record.state != JobState::Stopped);
+        open.retain(|(_, record)| record.state.is_live());
         match (self.all, open.len()) {
             (true, _) | (false, 1) => Ok(open),
             (false, 0) => Err(CliError::Usage("there is no job to stop".to_owned())),

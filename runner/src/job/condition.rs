@@ -1,9 +1,11 @@
 //! How a job really is: its record against its process and its HTTP port.
 
 use super::log::tail;
-use super::record::{JobRecord, JobState};
+use super::process::ProcessId;
+use super::record::{ExitNote, server_process, url};
 use super::store::JobDir;
 use crate::http::{Endpoint, Health};
+use atlas_schemas::job::{JobRecord, JobState};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -65,20 +67,21 @@ pub(crate) async fn examine(job: &JobDir, record: &JobRecord) -> Condition {
     if record.state == JobState::Stopped {
         return Condition::Stopped;
     }
-    let alive = |process: &Option<super::process::ProcessId>| process.as_ref().is_some_and(|process| process.is_alive());
-    if !alive(&record.process) {
-        let launching = record.process.is_none() && record.state == JobState::Starting && alive(&record.launcher);
+    let process = server_process(record);
+    let alive = |process: Option<&ProcessId>| process.is_some_and(ProcessId::is_alive);
+    if !alive(process.as_ref()) {
+        let launching = process.is_none() && record.state == JobState::Starting && alive(job.launcher().as_ref());
         return if launching { Condition::Starting { detail: "being launched".to_owned() } } else { dead(job, record) };
     }
-    let health = match &record.url {
+    let health = match url(record) {
         None => Health::NotReady("has not bound its port yet".to_owned()),
-        Some(url) => match Endpoint::new(url, None) {
+        Some(url) => match Endpoint::new(&url, None) {
             Ok(endpoint) => endpoint.health(HEALTH_LIMIT).await,
             Err(error) => Health::Unreachable(error.to_string()),
         },
     };
     // It may have ended while it was asked.
-    if !alive(&record.process) {
+    if !alive(process.as_ref()) {
         return dead(job, record);
     }
     match health {
@@ -91,13 +94,14 @@ pub(crate) async fn examine(job: &JobDir, record: &JobRecord) -> Condition {
 }
 
 fn dead(job: &JobDir, record: &JobRecord) -> Condition {
-    let detail = match job.exit_note() {
-        Some(note) => match note.message {
-            Some(message) => format!("exit code {}: {message}", note.code),
-            None => format!("exit code {}", note.code),
-        },
-        None if record.process.is_none() => "the launch was cut off before the server started".to_owned(),
-        None => "the process ended without a word: killed, out of memory, or the machine restarted".to_owned(),
+    let exit_code = record.ranks.first().and_then(|rank| rank.exit_code);
+    let detail = match (job.exit_note(), &record.reason) {
+        (Some(ExitNote { code, message: Some(message) }), _) => format!("exit code {code}: {message}"),
+        (_, Some(reason)) => reason.clone(),
+        (Some(ExitNote { code, message: None }), _) => format!("exit code {code}"),
+        _ if exit_code.is_some() => format!("exit code {}", exit_code.unwrap_or_default()),
+        _ if server_process(record).is_none() => "the launch was cut off before the server started".to_owned(),
+        _ => "the process ended without a word: killed, out of memory, or the machine restarted".to_owned(),
     };
     Condition::Dead { detail, last_lines: last_lines(job) }
 }

@@ -1,10 +1,11 @@
 //! Stopping a job: ask, wait, insist, and verify before saying so.
 
 use super::process::ProcessId;
-use super::record::{JobRecord, JobState};
+use super::record::{now, server_process, url};
 use super::store::JobDir;
 use crate::errors::CliError;
 use crate::host::ports;
+use atlas_schemas::job::{JobRecord, JobState};
 use rustix::process::Signal;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -37,18 +38,16 @@ impl Stopped {
 
 /// Ends the job's process and writes down that it is stopped, once the process is gone and its port is free.
 pub(crate) async fn stop(job: &JobDir, record: &mut JobRecord, limit: Duration) -> Result<Stopped, CliError> {
-    let how = match &record.process {
-        Some(process) => end(process, limit).await?,
-        // Cut off before the server's number was written: the server, if there is one, ends with its launcher.
-        None => match &record.launcher {
-            Some(launcher) => end(launcher, limit).await?,
-            None => Stopped::WasNotRunning,
-        },
+    // Cut off before the server's number was written: the server, if there is one, ends with its launcher.
+    let how = match server_process(record).or_else(|| job.launcher().filter(|_| record.state.is_live())) {
+        Some(process) => end(&process, limit).await?,
+        None => Stopped::WasNotRunning,
     };
     if how != Stopped::WasNotRunning {
         verify_port(record).await?;
     }
     record.state = JobState::Stopped;
+    record.ended_at.get_or_insert_with(now);
     match job.write_record(record) {
         // The launcher, told to end, may have cleared everything away.
         Err(_) if job.record().ok().flatten().is_none() => Ok(how),
@@ -75,12 +74,12 @@ pub(crate) async fn end(process: &ProcessId, limit: Duration) -> Result<Stopped,
 }
 
 /// The port may be somebody else's by now, but it must not be held by the process that was stopped.
-async fn verify_port(record: &JobRecord) -> Result<(), CliError> {
-    let Some(address) = record.url.as_deref().and_then(address_of) else { return Ok(()) };
+pub(crate) async fn verify_port(record: &JobRecord) -> Result<(), CliError> {
+    let Some(address) = url(record).as_deref().and_then(address_of) else { return Ok(()) };
+    let ours = server_process(record).and_then(|process| u32::try_from(process.pid).ok());
     let deadline = Instant::now() + PORT_LIMIT;
     loop {
         let Some(listener) = ports::listener(address) else { return Ok(()) };
-        let ours = record.process.as_ref().and_then(|process| u32::try_from(process.pid).ok());
         if listener.pid.is_some() && listener.pid != ours {
             return Ok(());
         }

@@ -1,14 +1,16 @@
 //! Where job directories are, and how one is found by id, prefix or recipe name.
 
 use super::private_dir::{PrivateDir, PrivateDirError};
-use super::record::{ExitNote, JobRecord, JobState};
+use super::process::ProcessId;
+use super::record::{ExitNote, server_process, url};
 use crate::errors::CliError;
+use atlas_schemas::job::{JobRecord, JobState};
 use std::path::PathBuf;
 
 const RECORD: &str = "job.json";
 const EXIT: &str = "exit.json";
 const LOG: &str = "log";
-const RECIPE: &str = "recipe.yaml";
+const LAUNCHER: &str = "launcher.json";
 /// Largest record that is read.
 const MAX_RECORD: u64 = 1 << 20;
 /// Ended jobs that are kept, so that their logs can be read.
@@ -66,6 +68,14 @@ impl JobStore {
         }
     }
 
+    /// The directory of the job with this id, if there is one.
+    pub(crate) fn job(&self, id: &str) -> Result<Option<JobDir>, CliError> {
+        if !is_id(id) {
+            return Ok(None);
+        }
+        Ok(self.jobs.open_dir(id)?.map(|directory| JobDir { directory, id: id.to_owned() }))
+    }
+
     /// Every job directory, whether or not its record can be read.
     pub(crate) fn jobs(&self) -> Result<Vec<JobDir>, CliError> {
         let ids = self.jobs.names()?.into_iter().filter(|name| is_id(name));
@@ -85,12 +95,11 @@ impl JobStore {
     pub(crate) fn find(&self, name: &str) -> Result<(JobDir, JobRecord), CliError> {
         let records = self.records()?;
         let by_id = |record: &JobRecord| record.id.starts_with(name);
-        let by_recipe = |record: &JobRecord| record.recipe == name || record.name == name;
-        let ended = |record: &JobRecord| matches!(record.state, JobState::Stopped | JobState::Failed);
+        let by_recipe = |record: &JobRecord| record.recipe == name || short_name(&record.recipe) == name;
         let groups: [&dyn Fn(&JobRecord) -> bool; 4] = [
             &|record| record.id == name,
             &|record| !name.is_empty() && by_id(record),
-            &|record| by_recipe(record) && !ended(record),
+            &|record| by_recipe(record) && record.state.is_live(),
             &by_recipe,
         ];
         for group in groups {
@@ -116,10 +125,8 @@ impl JobStore {
     /// Address of the newest job that is ready and whose process is alive.
     pub(crate) fn newest_running_url(&self) -> Option<String> {
         let records = self.records().ok()?;
-        let alive = |record: &JobRecord| {
-            record.state == JobState::Ready && record.process.as_ref().is_some_and(super::process::ProcessId::is_alive)
-        };
-        records.into_iter().find(|(_, record)| alive(record)).and_then(|(_, record)| record.url)
+        let running = |record: &JobRecord| record.state == JobState::Ready && is_alive(record);
+        records.iter().find(|(_, record)| running(record)).and_then(|(_, record)| url(record))
     }
 
     /// Removes a job's directory with everything in it.
@@ -130,11 +137,8 @@ impl JobStore {
     /// Removes the oldest of the jobs that have ended, so that the store does not grow without end.
     pub(crate) fn prune(&self) {
         let Ok(records) = self.records() else { return };
-        let gone = |record: &JobRecord| {
-            matches!(record.state, JobState::Stopped | JobState::Failed)
-                && !record.process.as_ref().is_some_and(super::process::ProcessId::is_alive)
-        };
-        for (job, _) in records.iter().filter(|(_, record)| gone(record)).skip(KEEP_ENDED) {
+        let ended = |record: &JobRecord| !record.state.is_live() && !is_alive(record);
+        for (job, _) in records.iter().filter(|(_, record)| ended(record)).skip(KEEP_ENDED) {
             // A leftover costs a few kilobytes; the launch matters more.
             let _ = self.remove(job);
         }
@@ -143,10 +147,20 @@ impl JobStore {
 
 /// An error that names what could have been meant.
 pub(crate) fn unknown_job(name: &str, records: &[(JobDir, JobRecord)]) -> CliError {
-    let names = records.iter().flat_map(|(_, record)| [record.id.as_str(), record.recipe.as_str(), record.name.as_str()]);
+    let names = records.iter().flat_map(|(_, record)| [record.id.as_str(), record.recipe.as_str(), short_name(&record.recipe)]);
     let hint = atlas_schemas::suggest::hint(name, names);
     let known = if records.is_empty() { "there are no jobs".to_owned() } else { "see `atlas status --all`".to_owned() };
     CliError::Usage(format!("unknown job `{name}`{hint}; {known}"))
+}
+
+/// `tiny` of `@atlas/tiny` and of `recipes/tiny.yaml`.
+pub(crate) fn short_name(recipe: &str) -> &str {
+    let name = recipe.rsplit('/').next().unwrap_or(recipe);
+    name.strip_suffix(".yaml").or_else(|| name.strip_suffix(".yml")).unwrap_or(name)
+}
+
+fn is_alive(record: &JobRecord) -> bool {
+    server_process(record).is_some_and(|process| process.is_alive())
 }
 
 fn is_id(name: &str) -> bool {
@@ -184,9 +198,14 @@ impl JobDir {
         self.write_json(EXIT, note)
     }
 
-    /// Writes the resolved recipe.
-    pub(crate) fn write_recipe(&self, text: &str) -> Result<(), CliError> {
-        Ok(self.directory.replace(RECIPE, text)?)
+    /// The `atlas run` that launches the job, or did.
+    pub(crate) fn launcher(&self) -> Option<ProcessId> {
+        self.read_json(LAUNCHER).ok().flatten()
+    }
+
+    /// Writes down who launches the job.
+    pub(crate) fn write_launcher(&self, launcher: &ProcessId) -> Result<(), CliError> {
+        self.write_json(LAUNCHER, launcher)
     }
 
     /// Creates the log.
