@@ -32,7 +32,8 @@ impl Endpoint {
     pub(crate) fn new(url: &str, api_key: Option<Secret>) -> Result<Self, CliError> {
         let base = url.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches('/').to_owned();
         if !base.starts_with("http://") {
-            let problem = if base.starts_with("https://") { "https is not supported yet" } else { "it must start with http://" };
+            let problem =
+                if base.starts_with("https://") { "https is not supported yet" } else { "it must start with http://" };
             return Err(CliError::Usage(format!("`{url}` is not a URL that atlas can use: {problem}")));
         }
         let client = reqwest::Client::builder()
@@ -77,7 +78,8 @@ impl Endpoint {
         let answer = self.send(request).await?;
         let models = json(&read_limited(answer, MAX_ANSWER).await.map_err(|error| self.broken(&error))?)?;
         let name = models.pointer("/data/0/id").and_then(Value::as_str);
-        name.map(str::to_owned).ok_or_else(|| CliError::Failed(format!("{} lists no model under /v1/models", self.base)))
+        name.map(str::to_owned)
+            .ok_or_else(|| CliError::Failed(format!("{} lists no model under /v1/models", self.base)))
     }
 
     /// One chat completion that is not streamed.

@@ -12,6 +12,7 @@ mod model;
 mod option_flags;
 mod output;
 mod progress;
+mod run;
 
 use atlas_schemas::serve_options::normalise_args;
 use clap::Parser;

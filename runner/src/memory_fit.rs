@@ -77,7 +77,9 @@ impl MemoryFit {
         if self.fits {
             return Ok(());
         }
-        let remedy = if self.need.weight_bytes as f64 > self.available.bytes as f64 * f64::from(self.utilization_percent) / 100.0 {
+        let remedy = if self.need.weight_bytes as f64
+            > self.available.bytes as f64 * f64::from(self.utilization_percent) / 100.0
+        {
             "free memory, or take a smaller model or quantisation"
         } else {
             "free memory, or lower `max_seq_len`"

@@ -84,12 +84,14 @@ fn is_hub_id(model: &str) -> bool {
 /// `models--OWNER--NAME/snapshots/COMMIT`, where a branch's commit stands in `refs/BRANCH`.
 fn snapshot(cache: &Path, model: &str, revision: Option<&str>) -> Option<PathBuf> {
     let revision = revision.unwrap_or("main");
-    let plain = |name: &str| !name.is_empty() && name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
+    let plain =
+        |name: &str| !name.is_empty() && name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
     if !plain(revision) {
         return None;
     }
     let repository = cache.join(format!("models--{}", model.replace('/', "--")));
-    let commit = std::fs::read_to_string(repository.join("refs").join(revision)).unwrap_or_else(|_| revision.to_owned());
+    let commit =
+        std::fs::read_to_string(repository.join("refs").join(revision)).unwrap_or_else(|_| revision.to_owned());
     let commit = commit.trim();
     let folder = repository.join("snapshots").join(commit);
     (plain(commit) && !commit.contains('/') && folder.is_dir()).then_some(folder)
@@ -115,7 +117,8 @@ fn missing_files(folder: &Path) -> Vec<String> {
 fn shards(index: &str) -> Vec<String> {
     let index: serde_json::Value = serde_json::from_str(index).unwrap_or_default();
     let map = index.get("weight_map").and_then(serde_json::Value::as_object);
-    let names: std::collections::BTreeSet<&str> = map.into_iter().flatten().filter_map(|(_, file)| file.as_str()).collect();
+    let names: std::collections::BTreeSet<&str> =
+        map.into_iter().flatten().filter_map(|(_, file)| file.as_str()).collect();
     names.into_iter().map(str::to_owned).collect()
 }
 
@@ -143,7 +146,10 @@ mod tests {
         let path = folder.path();
         assert_eq!(missing_files(path), ["config.json", "model.safetensors"]);
         write(&path.join("config.json"), "{}");
-        write(&path.join("model.safetensors.index.json"), r#"{"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors","c":"m-1.safetensors"}}"#);
+        write(
+            &path.join("model.safetensors.index.json"),
+            r#"{"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors","c":"m-1.safetensors"}}"#,
+        );
         write(&path.join("m-1.safetensors"), "");
         assert_eq!(missing_files(path), ["m-2.safetensors"]);
         let error = locate(&path.display().to_string(), None).unwrap_err();

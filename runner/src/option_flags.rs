@@ -159,7 +159,8 @@ mod tests {
 
     #[test]
     fn a_switch_does_not_swallow_the_model_and_has_an_opposite() {
-        let set = parse(&["--enable-prefix-caching", "embedded", "--no-disable-thinking", "--speculative", "ngram"]).unwrap();
+        let set =
+            parse(&["--enable-prefix-caching", "embedded", "--no-disable-thinking", "--speculative", "ngram"]).unwrap();
         assert_eq!(set.get("enable_prefix_caching"), Some(&serde_json::json!(true)));
         assert_eq!(set.get("disable_thinking"), Some(&serde_json::json!(false)));
         assert_eq!(set.get("speculative"), Some(&serde_json::json!("ngram")));

@@ -54,9 +54,12 @@ impl ChatArgs {
                 None => interrupt.or(endpoint.model_name()).await?.map_err(|error| with_advice(error, &url))?,
             };
             let interactive = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-            let conversation = Conversation { model, system: self.system, tools, max_tokens: self.max_tokens, turns: Vec::new() };
+            let conversation =
+                Conversation { model, system: self.system, tools, max_tokens: self.max_tokens, turns: Vec::new() };
             let screen = Screen { interactive, json: global.json, colour: colour(), quiet: global.quiet };
-            Session { endpoint, conversation, screen, lines: BufReader::new(tokio::io::stdin()).lines() }.run(&interrupt).await
+            Session { endpoint, conversation, screen, lines: BufReader::new(tokio::io::stdin()).lines() }
+                .run(&interrupt)
+                .await
         })
     }
 }
@@ -219,7 +222,13 @@ mod tests {
     use super::*;
 
     fn conversation(turns: Vec<Value>) -> Conversation {
-        Conversation { model: "m".to_owned(), system: Some("be brief".to_owned()), tools: None, max_tokens: Some(5), turns }
+        Conversation {
+            model: "m".to_owned(),
+            system: Some("be brief".to_owned()),
+            tools: None,
+            max_tokens: Some(5),
+            turns,
+        }
     }
 
     #[test]

@@ -82,7 +82,12 @@ impl ChatTurn {
     }
 
     /// Sends the request and prints until the answer is whole. What came before an error or a drop stays in `self`.
-    pub(super) async fn stream(&mut self, endpoint: &Endpoint, request: &Value, screen: &Screen) -> Result<(), CliError> {
+    pub(super) async fn stream(
+        &mut self,
+        endpoint: &Endpoint,
+        request: &Value,
+        screen: &Screen,
+    ) -> Result<(), CliError> {
         self.sent = Instant::now();
         let mut events = endpoint.chat_stream(request).await?;
         while let Some(event) = events.next().await? {
@@ -170,9 +175,7 @@ impl ChatTurn {
     }
 
     fn calls_json(&self) -> Value {
-        let call = |call: &Call| {
-            json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": call.arguments } })
-        };
+        let call = |call: &Call| json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": call.arguments } });
         self.calls.iter().map(call).collect()
     }
 
@@ -208,15 +211,22 @@ impl ChatTurn {
         let mut parts = vec![format!("{} tokens", self.completion_tokens())];
         parts.extend(self.ttft().map(|seconds| format!("first after {seconds:.2} s")));
         parts.extend(self.speed().map(|speed| format!("{speed:.1} tok/s")));
-        let cached = self.usage.as_ref().and_then(|usage| usage.pointer("/prompt_tokens_details/cached_tokens")?.as_u64());
+        let cached =
+            self.usage.as_ref().and_then(|usage| usage.pointer("/prompt_tokens_details/cached_tokens")?.as_u64());
         parts.extend(cached.filter(|count| *count > 0).map(|count| format!("{count} prompt tokens from the cache")));
-        parts.extend(self.finish_reason.as_deref().filter(|reason| *reason == "length").map(|_| "cut at the token limit".to_owned()));
+        parts.extend(
+            self.finish_reason
+                .as_deref()
+                .filter(|reason| *reason == "length")
+                .map(|_| "cut at the token limit".to_owned()),
+        );
         format!("[{}]", parts.join(", "))
     }
 }
 
 fn card(name: &str, arguments: &str) -> String {
-    let pretty = serde_json::from_str::<Value>(arguments).ok().and_then(|value| serde_json::to_string_pretty(&value).ok());
+    let pretty =
+        serde_json::from_str::<Value>(arguments).ok().and_then(|value| serde_json::to_string_pretty(&value).ok());
     let body = pretty.unwrap_or_else(|| arguments.to_owned());
     let lines: String = body.lines().map(|line| format!("│ {line}\n")).collect();
     format!("┌ call {name}\n{lines}└\n")

@@ -97,10 +97,15 @@ fn line(check: &Check) -> String {
 
 fn cpu() -> Check {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
+    let model =
+        info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
     let (features, vector) = cpu_features();
     let value = format!("{} ({}): {}", model.unwrap_or("unknown model"), std::env::consts::ARCH, features.join(" "));
-    if vector { Check::ok("cpu", value) } else { Check::warn("cpu", value, "without wide vector instructions the CPU backend is slow") }
+    if vector {
+        Check::ok("cpu", value)
+    } else {
+        Check::warn("cpu", value, "without wide vector instructions the CPU backend is slow")
+    }
 }
 
 /// The features that the CPU kernels know, and whether there is at least one set with fused multiply-add.
@@ -188,10 +193,18 @@ fn gpu(root: &Path) -> Check {
     let is_gpu = |name: &str| name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u8>().is_ok());
     let names = std::fs::read_dir(root.join("dev")).into_iter().flatten().flatten();
     let devices = names.filter(|entry| entry.file_name().to_str().is_some_and(is_gpu)).count();
-    let folders = ["usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "usr/lib/wsl/lib", "usr/local/cuda/compat"];
+    let folders = [
+        "usr/lib/x86_64-linux-gnu",
+        "usr/lib/aarch64-linux-gnu",
+        "usr/lib64",
+        "usr/lib",
+        "usr/lib/wsl/lib",
+        "usr/local/cuda/compat",
+    ];
     let library = folders.iter().map(|folder| root.join(folder).join("libcuda.so.1")).find(|path| path.exists());
     let version = std::fs::read_to_string(root.join("proc/driver/nvidia/version")).unwrap_or_default();
-    let version = version.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'));
+    let version =
+        version.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'));
     match (devices, library) {
         (0, None) => Check::ok("gpu", "none; the CPU is used"),
         (0, Some(path)) => Check::warn(
@@ -204,7 +217,9 @@ fn gpu(root: &Path) -> Check {
             format!("{count} device(s) but no libcuda.so.1"),
             "install the driver's user-space library of the same version",
         ),
-        (count, Some(_)) => Check::ok("gpu", format!("{count} device(s), driver {}", version.unwrap_or("of unknown version"))),
+        (count, Some(_)) => {
+            Check::ok("gpu", format!("{count} device(s), driver {}", version.unwrap_or("of unknown version")))
+        }
     }
 }
 
@@ -289,7 +304,9 @@ fn clock(now: jiff::Timestamp) -> Check {
 fn engine() -> Check {
     match crate::engine_host::self_test() {
         Ok(value) => Check::ok("engine", value),
-        Err(error) => Check::fail("engine", error.to_string(), "the engine does not compute right on this machine; report it"),
+        Err(error) => {
+            Check::fail("engine", error.to_string(), "the engine does not compute right on this machine; report it")
+        }
     }
 }
 
@@ -308,7 +325,10 @@ mod tests {
     #[test]
     fn limits_and_clocks_are_judged() {
         let status = |limit| open_files(limit).status;
-        assert_eq!([status(None), status(Some(65536)), status(Some(512)), status(Some(64))], [Status::Ok, Status::Ok, Status::Warn, Status::Fail]);
+        assert_eq!(
+            [status(None), status(Some(65536)), status(Some(512)), status(Some(64))],
+            [Status::Ok, Status::Ok, Status::Warn, Status::Fail]
+        );
         assert_eq!(clock(jiff::Timestamp::UNIX_EPOCH).status, Status::Warn);
         assert_eq!(clock("2027-01-01T00:00:00Z".parse().unwrap()).status, Status::Ok);
     }
@@ -324,7 +344,11 @@ mod tests {
         std::fs::create_dir_all(root.path().join("usr/lib64")).unwrap();
         std::fs::write(root.path().join("usr/lib64/libcuda.so.1"), "").unwrap();
         std::fs::create_dir_all(root.path().join("proc/driver/nvidia")).unwrap();
-        std::fs::write(root.path().join("proc/driver/nvidia/version"), "NVRM version: NVIDIA UNIX Kernel Module  580.95.05  date").unwrap();
+        std::fs::write(
+            root.path().join("proc/driver/nvidia/version"),
+            "NVRM version: NVIDIA UNIX Kernel Module  580.95.05  date",
+        )
+        .unwrap();
         assert_eq!(gpu(root.path()).value, "1 device(s), driver 580.95.05");
         std::fs::remove_file(root.path().join("dev/nvidia0")).unwrap();
         assert_eq!(gpu(root.path()).status, Status::Warn);

@@ -37,7 +37,8 @@ impl LogsArgs {
             None => store.records()?.into_iter().next().ok_or_else(none)?,
         };
         let mut file = job.open_log()?.ok_or_else(|| CliError::Failed(format!("job {} has no log yet", record.id)))?;
-        let text = tail(&mut file, self.tail).map_err(|error| CliError::Failed(format!("the log cannot be read: {error}")))?;
+        let text =
+            tail(&mut file, self.tail).map_err(|error| CliError::Failed(format!("the log cannot be read: {error}")))?;
         if global.json && !self.follow {
             let lines: Vec<&str> = text.lines().collect();
             print_json(&serde_json::json!({ "job": record.id, "log": job.log_path(), "lines": lines }));

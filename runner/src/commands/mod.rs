@@ -3,9 +3,12 @@
 mod chat;
 mod doctor;
 mod logs;
+mod run;
 mod serve;
 mod status;
 mod stop;
+
+pub(crate) use serve::{port_in_use, socket_address};
 
 use crate::errors::CliError;
 use crate::output::GlobalArgs;
@@ -14,6 +17,7 @@ use clap::Subcommand;
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Run(Box<run::RunArgs>),
     Serve(Box<serve::ServeArgs>),
     Chat(chat::ChatArgs),
     Status(status::StatusArgs),
@@ -26,6 +30,7 @@ impl Command {
     /// Runs the command.
     pub(crate) fn run(self, global: &GlobalArgs) -> Result<(), CliError> {
         match self {
+            Self::Run(args) => args.run(global),
             Self::Serve(args) => args.run(global),
             Self::Chat(args) => args.run(global),
             Self::Status(args) => args.run(global),

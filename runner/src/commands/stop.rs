@@ -42,7 +42,9 @@ impl StopArgs {
                         false => eprintln!("error: {} ({}): {words}", record.id, record.recipe),
                     }
                 }
-                outcomes.push(serde_json::json!({ "job": record.id, "recipe": record.recipe, "stopped": ok, "detail": words }));
+                outcomes.push(
+                    serde_json::json!({ "job": record.id, "recipe": record.recipe, "stopped": ok, "detail": words }),
+                );
             }
             if global.json {
                 print_json(&outcomes);
@@ -67,7 +69,8 @@ impl StopArgs {
             (true, _) | (false, 1) => Ok(open),
             (false, 0) => Err(CliError::Usage("there is no job to stop".to_owned())),
             (false, _) => {
-                let ids: Vec<String> = open.iter().map(|(_, record)| format!("{} ({})", record.id, record.recipe)).collect();
+                let ids: Vec<String> =
+                    open.iter().map(|(_, record)| format!("{} ({})", record.id, record.recipe)).collect();
                 Err(CliError::Usage(format!("which job? {}; name one, or use --all", ids.join(", "))))
             }
         }

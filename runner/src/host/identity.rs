@@ -25,7 +25,8 @@ pub(crate) fn is_this_machine(host: &str) -> bool {
 /// Hosts as one list: `a,b` or one per line with `#` comments; names of one machine count once.
 pub(crate) fn parse_list(text: &str) -> Vec<String> {
     let mut hosts: Vec<String> = Vec::new();
-    let words = text.lines().map(|line| line.split('#').next().unwrap_or("")).flat_map(|line| line.split([',', ' ', '\t']));
+    let words =
+        text.lines().map(|line| line.split('#').next().unwrap_or("")).flat_map(|line| line.split([',', ' ', '\t']));
     for host in words.map(str::trim).filter(|host| !host.is_empty()) {
         let host = if is_this_machine(host) { "localhost" } else { host };
         if !hosts.iter().any(|known| known == host) {
@@ -55,7 +56,9 @@ impl HostArgs {
     pub(crate) fn resolve(&self) -> Result<Vec<String>, CliError> {
         let (source, hosts) = match self {
             Self { cluster: Some(name), .. } => {
-                return Err(CliError::Usage(format!("unknown cluster `{name}`: no clusters are saved on this machine")));
+                return Err(CliError::Usage(format!(
+                    "unknown cluster `{name}`: no clusters are saved on this machine"
+                )));
             }
             Self { hosts: Some(list), .. } => ("--hosts".to_owned(), parse_list(list)),
             Self { hosts_file: Some(file), .. } => (file.display().to_string(), parse_list(&read_hosts(file)?)),

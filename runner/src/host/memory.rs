@@ -101,7 +101,10 @@ mod tests {
                 std::fs::write(root.path().join(folder).join(name), text).unwrap();
             }
         };
-        write("a", &[("memory.max", "1000\n"), ("memory.current", "900\n"), ("memory.stat", "anon 1\ninactive_file 300\n")]);
+        write(
+            "a",
+            &[("memory.max", "1000\n"), ("memory.current", "900\n"), ("memory.stat", "anon 1\ninactive_file 300\n")],
+        );
         write("a/b", &[("memory.max", "max\n"), ("memory.current", "5\n")]);
         assert_eq!(cgroup_headroom(root.path(), "0::/a/b\n"), Some(400));
         assert_eq!(cgroup_headroom(root.path(), "0::/elsewhere\n"), None);

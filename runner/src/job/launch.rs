@@ -211,17 +211,25 @@ impl LaunchedJob {
 
     /// Gives the launch up. An interrupted or refused one leaves nothing behind; a failed one leaves its directory,
     /// so that its log can be read.
-    pub(crate) async fn abort(mut self, why: &CliError, store: &JobStore, interrupt: &Interrupt) -> Result<(), CliError> {
+    pub(crate) async fn abort(
+        mut self,
+        why: &CliError,
+        store: &JobStore,
+        interrupt: &Interrupt,
+    ) -> Result<(), CliError> {
         self.end(ABORT_LIMIT, interrupt, 2).await?;
         match why {
             CliError::Interrupted | CliError::Refused(_) => store.remove(&self.job),
-            other => {
-                self.record.state = JobState::Failed;
-                self.record.reason = other.to_string().lines().next().map(str::to_owned);
-                self.record.ended_at = Some(now());
-                self.job.write_record(&self.record)
-            }
+            other => self.mark_failed(other),
         }
+    }
+
+    /// Writes down that the server is gone, and why.
+    pub(crate) fn mark_failed(&mut self, why: &CliError) -> Result<(), CliError> {
+        self.record.state = JobState::Failed;
+        self.record.reason = why.to_string().lines().next().map(str::to_owned);
+        self.record.ended_at = Some(now());
+        self.job.write_record(&self.record)
     }
 
     /// Stops a job that ran, at its owner's wish. Another signal means "now".

@@ -35,7 +35,8 @@ impl PrivateDir {
     /// Opens the outermost directory, creating it and its parents when they are absent. It may be readable by
     /// others (it was perhaps made by hand) but not writable.
     pub(crate) fn create_base(path: &Path) -> Result<Self> {
-        let failed = |error: &dyn std::fmt::Display| PrivateDirError { path: path.to_owned(), problem: error.to_string() };
+        let failed =
+            |error: &dyn std::fmt::Display| PrivateDirError { path: path.to_owned(), problem: error.to_string() };
         if let Some(parent) = path.parent() {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(|error| failed(&error))?;
         }
@@ -94,6 +95,13 @@ impl PrivateDir {
         &self.path
     }
 
+    /// Time since its content last changed.
+    pub(crate) fn age(&self) -> std::time::Duration {
+        let changed = fstat(&self.descriptor).ok().and_then(|status| u64::try_from(status.st_mtime).ok()).unwrap_or(0);
+        let changed = std::time::UNIX_EPOCH + std::time::Duration::from_secs(changed);
+        std::time::SystemTime::now().duration_since(changed).unwrap_or_default()
+    }
+
     /// Creates a directory inside; `None` when the name is taken.
     pub(crate) fn create_dir(&self, name: &str) -> Result<Option<Self>> {
         match mkdirat(&self.descriptor, name, Mode::RWXU) {
@@ -139,7 +147,8 @@ impl PrivateDir {
 
     /// Creates a file that was not there, for appending.
     pub(crate) fn create_file(&self, name: &str) -> Result<File> {
-        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&self.descriptor, name, flags, Mode::RUSR | Mode::WUSR);
         file.map(File::from).map_err(|error| self.file_error(name, error))
     }

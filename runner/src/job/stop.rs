@@ -38,8 +38,12 @@ impl Stopped {
 
 /// Ends the job's process and writes down that it is stopped, once the process is gone and its port is free.
 pub(crate) async fn stop(job: &JobDir, record: &mut JobRecord, limit: Duration) -> Result<Stopped, CliError> {
+    if record.state.is_live() {
+        record.state = JobState::Stopping;
+        job.write_record(record)?;
+    }
     // Cut off before the server's number was written: the server, if there is one, ends with its launcher.
-    let how = match server_process(record).or_else(|| job.launcher().filter(|_| record.state.is_live())) {
+    let how = match server_process(record).or_else(|| job.launcher().filter(|_| record.state == JobState::Stopping)) {
         Some(process) => end(&process, limit).await?,
         None => Stopped::WasNotRunning,
     };
@@ -57,7 +61,8 @@ pub(crate) async fn stop(job: &JobDir, record: &mut JobRecord, limit: Duration) 
 
 /// TERM, wait, KILL, wait.
 pub(crate) async fn end(process: &ProcessId, limit: Duration) -> Result<Stopped, CliError> {
-    let failed = |error: rustix::io::Errno| CliError::Failed(format!("process {}: cannot be signalled: {error}", process.pid));
+    let failed =
+        |error: rustix::io::Errno| CliError::Failed(format!("process {}: cannot be signalled: {error}", process.pid));
     if !process.signal(Signal::TERM).map_err(failed)? {
         return Ok(Stopped::WasNotRunning);
     }
@@ -84,7 +89,10 @@ pub(crate) async fn verify_port(record: &JobRecord) -> Result<(), CliError> {
             return Ok(());
         }
         if Instant::now() >= deadline {
-            return Err(CliError::Failed(format!("the process is gone, but port {} is still held by {listener}", address.port())));
+            return Err(CliError::Failed(format!(
+                "the process is gone, but port {} is still held by {listener}",
+                address.port()
+            )));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -15,6 +15,8 @@ const LAUNCHER: &str = "launcher.json";
 const MAX_RECORD: u64 = 1 << 20;
 /// Ended jobs that are kept, so that their logs can be read.
 const KEEP_ENDED: usize = 20;
+/// A directory without a record is a launch at its beginning, unless it is older than this.
+const ABANDONED: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// The directory of all jobs.
 #[derive(Debug)]
@@ -82,10 +84,17 @@ impl JobStore {
         Ok(ids.filter_map(|id| Some(JobDir { directory: self.jobs.open_dir(&id).ok()??, id })).collect())
     }
 
-    /// Jobs with a readable record, the newest first.
+    /// Jobs with a record, the newest first. Records that cannot be read are warned about and left out.
     pub(crate) fn records(&self) -> Result<Vec<(JobDir, JobRecord)>, CliError> {
-        let mut records: Vec<_> =
-            self.jobs()?.into_iter().filter_map(|job| job.record().ok().flatten().map(|record| (job, record))).collect();
+        let mut records = Vec::new();
+        for job in self.jobs()? {
+            match job.record() {
+                Ok(Some(record)) => records.push((job, record)),
+                // Its launch begins at this moment, or was cut off at its very beginning.
+                Ok(None) => {}
+                Err(error) => tracing::warn!("a job's record is left out: {error}"),
+            }
+        }
         records.sort_by(|(_, a), (_, b)| b.started_at.cmp(&a.started_at).then_with(|| a.id.cmp(&b.id)));
         Ok(records)
     }
@@ -103,7 +112,8 @@ impl JobStore {
             &by_recipe,
         ];
         for group in groups {
-            let found: Vec<&JobRecord> = records.iter().map(|(_, record)| record).filter(|record| group(record)).collect();
+            let found: Vec<&JobRecord> =
+                records.iter().map(|(_, record)| record).filter(|record| group(record)).collect();
             match found.as_slice() {
                 [] => {}
                 [one] => {
@@ -115,7 +125,10 @@ impl JobStore {
                 }
                 several => {
                     let ids: Vec<&str> = several.iter().map(|record| record.id.as_str()).collect();
-                    return Err(CliError::Usage(format!("`{name}` means several jobs: {}; name one by its id", ids.join(", "))));
+                    return Err(CliError::Usage(format!(
+                        "`{name}` means several jobs: {}; name one by its id",
+                        ids.join(", ")
+                    )));
                 }
             }
         }
@@ -134,8 +147,15 @@ impl JobStore {
         Ok(self.jobs.remove_dir(&job.id)?)
     }
 
-    /// Removes the oldest of the jobs that have ended, so that the store does not grow without end.
+    /// Removes the oldest of the jobs that have ended, so that the store does not grow without end, and what launches
+    /// left that were killed before they had a record.
     pub(crate) fn prune(&self) {
+        for job in self.jobs().unwrap_or_default() {
+            let launching = job.launcher().is_some_and(|launcher| launcher.is_alive());
+            if !launching && job.record().is_ok_and(|record| record.is_none()) && job.directory.age() > ABANDONED {
+                let _ = self.remove(&job);
+            }
+        }
         let Ok(records) = self.records() else { return };
         let ended = |record: &JobRecord| !record.state.is_live() && !is_alive(record);
         for (job, _) in records.iter().filter(|(_, record)| ended(record)).skip(KEEP_ENDED) {
@@ -147,7 +167,8 @@ impl JobStore {
 
 /// An error that names what could have been meant.
 pub(crate) fn unknown_job(name: &str, records: &[(JobDir, JobRecord)]) -> CliError {
-    let names = records.iter().flat_map(|(_, record)| [record.id.as_str(), record.recipe.as_str(), short_name(&record.recipe)]);
+    let names =
+        records.iter().flat_map(|(_, record)| [record.id.as_str(), record.recipe.as_str(), short_name(&record.recipe)]);
     let hint = atlas_schemas::suggest::hint(name, names);
     let known = if records.is_empty() { "there are no jobs".to_owned() } else { "see `atlas status --all`".to_owned() };
     CliError::Usage(format!("unknown job `{name}`{hint}; {known}"))
