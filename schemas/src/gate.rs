@@ -9,6 +9,21 @@ use std::collections::BTreeMap;
 /// Version of the gate formats that this build writes.
 pub const GATE_VERSION: u32 = 1;
 
+/// Names that a recipe's `gates.suites` may hold.
+pub const SUITE_NAMES: &[&str] = &[
+    "decode",
+    "prefill",
+    "ttft",
+    "concurrency",
+    "consistency",
+    "state-poisoning",
+    "perplexity",
+    "tools",
+    "qa",
+    "speculation",
+    "soak",
+];
+
 /// A suite: what is measured, and how each metric is judged. Written by people, in YAML.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

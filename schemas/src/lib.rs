@@ -8,5 +8,7 @@ pub mod gate;
 pub mod hardware;
 pub mod job;
 pub mod provenance;
+pub mod recipe;
 pub mod serve_options;
 pub mod suggest;
+pub mod yaml;

@@ -16,6 +16,7 @@ pub use schema::property_schema;
 pub use set::OptionSet;
 pub use spec::{Checked, OptionError, OptionKind, OptionSpec, Status};
 pub use table::{OPTIONS, ServeOptions};
+pub(crate) use types::shown;
 pub use types::{
     ActivationDtype, Device, HighPrecisionLayers, KvCacheDtype, KvDtype, LmHeadDtype, MtpQuantization, ReasoningParser,
     SchedulingPolicy, Secret, SpeculationGate, Speculative, SsmStateDtype, ToolCallParser,

@@ -57,6 +57,20 @@ fn canonical<T: FromStr<Err = String> + ToString>(text: &str) -> Result<String, 
     text.parse::<T>().map(|value| value.to_string())
 }
 
+fn host(text: &str) -> Result<String, String> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    let is_name = !bare.is_empty()
+        && bare.len() <= 253
+        && !bare.starts_with('-')
+        // `0` and `127.1` are addresses to some resolvers and names to others.
+        && !bare.rsplit('.').next().is_some_and(|label| label.starts_with(|c: char| c.is_ascii_digit()))
+        && bare.chars().all(|c| c.is_ascii_alphanumeric() || ".-_".contains(c));
+    if is_name || bare.parse::<std::net::IpAddr>().is_ok() {
+        return Ok(bare.to_owned());
+    }
+    Err(format!("`{}` is not an IP address or a host name", Shown(text)))
+}
+
 macro_rules! choice {
     ($ty:ty) => {
         OptionKind::Choice { names: <$ty>::NAMES, canonical: canonical::<$ty>, bare: None }
@@ -71,6 +85,8 @@ const KV_CACHE_DTYPE: OptionKind = OptionKind::Pattern {
     regex: "^(auto|(f32|float32|bf16|bfloat16|fp8|fp8_e4m3|e4m3|nvfp4|turbo4)(:(f32|float32|bf16|bfloat16|fp8|fp8_e4m3|e4m3|nvfp4|turbo4))?)$",
     canonical: canonical::<KvCacheDtype>,
 };
+const HOST: OptionKind =
+    OptionKind::Pattern { shape: "IP address or host name", regex: r"^[A-Za-z0-9._:\[\]-]{1,253}$", canonical: host };
 const HIGH_PRECISION_LAYERS: OptionKind = OptionKind::Pattern {
     shape: "auto | max | number of layers",
     regex: "^(auto|max|[0-9]{1,4})$",
@@ -115,8 +131,8 @@ serve_options! {
         /// TCP port of the HTTP server. 0 takes a free one and reports it.
         port: u16 = 8888, int(0, 65_535), [], EFFECTIVE;
         /// Address that the HTTP server listens on. An address beyond loopback needs an API key.
-        host: String = "127.0.0.1".to_owned(), TEXT, ["bind"], EFFECTIVE;
-        /// Serve beyond loopback without an API key.
+        host: String = "127.0.0.1".to_owned(), HOST, ["bind"], EFFECTIVE;
+        /// Serve beyond loopback without an API key. Only the command line may say so, never a recipe.
         allow_unauthenticated: bool = false, SWITCH, [], EFFECTIVE;
         /// Bearer token that requests must carry. Better kept in a file: see `api_key_file`.
         api_key: Option<Secret> = None, OptionKind::Secret, ["auth_token"], EFFECTIVE;

@@ -48,6 +48,9 @@ fn edge_values(spec: &OptionSpec) -> Vec<Value> {
         OptionKind::Number { min, max } => vec![json!(min), json!(max)],
         OptionKind::Text | OptionKind::Secret | OptionKind::Path => vec![json!("x"), json!("ü 1")],
         OptionKind::Choice { names, .. } => names.iter().map(|name| json!(name)).collect(),
+        OptionKind::Pattern { .. } if spec.key == "host" => {
+            vec![json!("::1"), json!("0.0.0.0"), json!("my-host.local")]
+        }
         OptionKind::Pattern { .. } => vec![json!("auto")],
         OptionKind::Object => vec![json!({}), json!({ "enable_thinking": false, "list": [1, "two"] })],
     }
@@ -203,6 +206,9 @@ fn messages_name_the_value_and_the_remedy() {
         ("model_name", json!({ "a": 1 })),
         ("default_chat_template_kwargs", json!("{enable_thinking: false}")),
         ("kv_high_precision_layers", json!("most")),
+        ("host", json!("0.0.0.0:8888")),
+        ("host", json!("-oProxyCommand=x")),
+        ("host", json!(0)),
     ]
     .into_iter()
     .map(|(key, value)| spec(key).check(&value).unwrap_err().to_string())

@@ -80,6 +80,11 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
+/// [`Shown`] as a text.
+pub(crate) fn shown(text: &str) -> String {
+    Shown(text).to_string()
+}
+
 choices! {
     /// Where the model runs.
     Device {
