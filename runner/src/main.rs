@@ -13,6 +13,7 @@ mod option_flags;
 mod output;
 mod progress;
 mod run;
+mod serve_config;
 
 use atlas_schemas::serve_options::normalise_args;
 use clap::Parser;

@@ -6,12 +6,17 @@ use crate::host::ports;
 use crate::interrupt::{Interrupt, block_on};
 use crate::job::launched::{LaunchEvent, Launched};
 use crate::job::record::url_of;
-use crate::model::{ModelSource, locate};
+use crate::model::locate;
 use crate::option_flags::OptionFlags;
 use crate::output::{GlobalArgs, write_stdout};
-use atlas_schemas::serve_options::{OptionSet, Secret, ServeOptions, find};
+use crate::serve_config::server_config;
+use atlas_schemas::serve_options::{OptionSet, ServeOptions, find};
+use atlas_server::{AppState, ServerConfig};
 use clap::Args;
+use futures_util::FutureExt;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::TcpListener;
 
 /// Serve a model over HTTP from this process.
@@ -44,7 +49,10 @@ impl ServeArgs {
     async fn serve(self, global: &GlobalArgs, mut launched: Option<Launched>) -> Result<(), CliError> {
         let interrupt = Interrupt::install()?;
         let options = complete(self.options.0, launched.as_ref())?;
-        let listener = match bind(&options).await {
+        let model = locate(&self.model, self.revision.as_deref())?;
+        let config = server_config(&options, engine_host::generation_config(&model)?.as_ref(), &self.model)?;
+        let name = config.model_name.clone();
+        let listener = match bind(&options, &config).await {
             Ok(listener) => listener,
             Err(error) => {
                 if let Some(launched) = &launched {
@@ -57,10 +65,76 @@ impl ServeArgs {
         if let Some(launched) = &launched {
             launched.tell(&LaunchEvent::Bound { host: address.ip().to_string(), port: address.port() });
         }
-        let model = locate(&self.model, self.revision.as_deref())?;
-        let orphaned = launched.as_mut().map(Launched::orphaned);
-        let _ = (global, model, orphaned, interrupt, url_of("", 0));
-        Err(CliError::Failed("this build has no engine yet".to_owned()))
+        tracing::info!(%address, model = name, "the port is bound, the model is being loaded");
+
+        let mut ending = Ending::new(&interrupt, launched.as_mut());
+        let state = AppState::new(config);
+        let mut serving = std::pin::pin!(atlas_server::serve(listener, state.clone(), ending.signal()));
+        let loading = tokio::task::spawn_blocking(move || engine_host::start(&model, &options));
+        let served = tokio::select! {
+            served = serving.as_mut() => served,
+            loaded = loading => {
+                let loaded = loaded.map_err(|error| CliError::Failed(format!("loading the model panicked: {error}")))?;
+                state.set_model(loaded?);
+                announce(&url_of(&address.ip().to_string(), address.port()), address, &name, global, launched.is_some());
+                serving.await
+            }
+        };
+        served.map_err(|error| CliError::Failed(error.to_string()))?;
+        Err(ending.cause())
+    }
+}
+
+/// The one line that says that requests are answered now. A launched server's stdout belongs to its launcher.
+fn announce(url: &str, address: SocketAddr, model: &str, global: &GlobalArgs, launched: bool) {
+    match (launched, global.json) {
+        (true, _) => tracing::info!(url, model, "listening"),
+        (false, true) => {
+            let event = serde_json::json!({
+                "event": "listening", "url": url, "host": address.ip().to_string(), "port": address.port(), "model": model,
+            });
+            write_stdout(&format!("{event}\n"));
+        }
+        (false, false) => write_stdout(&format!("listening on {url}\n")),
+    }
+}
+
+/// What ends the server: a signal, or the loss of its launcher.
+struct Ending {
+    interrupt: Interrupt,
+    orphaned: Option<futures_util::future::BoxFuture<'static, ()>>,
+    lost_launcher: Arc<AtomicBool>,
+}
+
+impl Ending {
+    fn new(interrupt: &Interrupt, launched: Option<&mut Launched>) -> Self {
+        let orphaned = launched.map(|launched| launched.orphaned().boxed());
+        let again = interrupt.clone();
+        tokio::spawn(async move {
+            again.received(2).await;
+            std::process::exit(CliError::Interrupted.exit_code().into());
+        });
+        Self { interrupt: interrupt.clone(), orphaned, lost_launcher: Arc::default() }
+    }
+
+    /// Completes when it is time to end.
+    fn signal(&mut self) -> impl Future<Output = ()> + use<> {
+        let (interrupt, lost) = (self.interrupt.clone(), self.lost_launcher.clone());
+        let orphaned = self.orphaned.take().unwrap_or_else(|| std::future::pending().boxed());
+        async move {
+            tokio::select! {
+                () = interrupt.received(1) => {}
+                () = orphaned => lost.store(true, Ordering::Relaxed),
+            }
+        }
+    }
+
+    /// Why the server ended, once it has.
+    fn cause(&self) -> CliError {
+        match self.lost_launcher.load(Ordering::Relaxed) {
+            true => CliError::Failed("the launcher went away".to_owned()),
+            false => CliError::Interrupted,
+        }
     }
 }
 
@@ -74,8 +148,9 @@ fn complete(mut set: OptionSet, launched: Option<&Launched>) -> Result<ServeOpti
 }
 
 /// Binds the first address of `host`; a port that is taken is refused with its owner's name.
-async fn bind(options: &ServeOptions) -> Result<TcpListener, CliError> {
+async fn bind(options: &ServeOptions, config: &ServerConfig) -> Result<TcpListener, CliError> {
     let address = socket_address(&options.host, options.port)?;
+    config.check_bind(address).map_err(|error| CliError::Refused(error.to_string()))?;
     TcpListener::bind(address).await.map_err(|error| match error.kind() {
         std::io::ErrorKind::AddrInUse => CliError::Refused(port_in_use(address)),
         std::io::ErrorKind::PermissionDenied => {

@@ -76,8 +76,6 @@ pub(crate) struct RunPlan {
     /// What is not here yet, and how to get it. A run is refused; a plan is not.
     pub(crate) missing: Option<String>,
     #[serde(skip)]
-    source: Option<ModelSource>,
-    #[serde(skip)]
     request: RunRequest,
 }
 
@@ -123,7 +121,6 @@ impl RunPlan {
             options: request.effective.clone(),
             refused,
             missing,
-            source,
             request,
         })
     }
