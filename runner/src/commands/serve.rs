@@ -6,6 +6,7 @@ use crate::host::ports;
 use crate::interrupt::{Interrupt, block_on};
 use crate::job::launched::{LaunchEvent, Launched};
 use crate::job::record::url_of;
+use crate::job::store::JobStore;
 use crate::model::locate;
 use crate::option_flags::OptionFlags;
 use crate::output::{GlobalArgs, write_stdout};
@@ -169,6 +170,12 @@ pub(crate) fn socket_address(host: &str, port: u16) -> Result<SocketAddr, CliErr
 
 /// Says whose a port is and what to do.
 pub(crate) fn port_in_use(address: SocketAddr) -> String {
-    let owner = ports::listener(address).map(|owner| format!(" by {owner}")).unwrap_or_default();
-    format!("port {} is in use{owner}; stop it, or take another port with `--port N` (0: any free one)", address.port())
+    let listener = ports::listener(address);
+    let job = listener.as_ref().and_then(|listener| JobStore::open().ok()??.job_of_process(listener.pid?));
+    let (owner, remedy) = match (job, listener) {
+        (Some(job), _) => (format!(" by job {} ({})", job.id, job.recipe), format!("stop it with `atlas stop {}`", job.id)),
+        (None, Some(listener)) => (format!(" by {listener}"), "stop it".to_owned()),
+        (None, None) => (String::new(), "stop what uses it".to_owned()),
+    };
+    format!("port {} is in use{owner}; {remedy}, or take another port with `--port N` (0: any free one)", address.port())
 }

@@ -77,6 +77,9 @@ fn table(rows: &[JobStatus]) -> String {
         let url = url(record).unwrap_or_default();
         table.add_row([&record.id, &record.recipe, row.condition.word(), &url, &pid, &record.started_at]);
     }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
     let mut text = table.to_string().lines().map(|line| line.trim_end().to_owned() + "\n").collect::<String>();
     for row in rows.iter().filter(|row| !row.condition.detail().is_empty()) {
         text.push_str(&format!("\n{} {}: {}\n", row.record.id, row.condition.word(), row.condition.detail()));

@@ -23,7 +23,9 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 const ABORT_LIMIT: Duration = Duration::from_secs(2);
 /// A job that a person stops gets so long to finish its answers.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(10);
-const HEALTH_POLL: Duration = Duration::from_millis(50);
+/// Readiness is asked for often at first, and less and less.
+const FIRST_POLL: Duration = Duration::from_millis(30);
+const LAST_POLL: Duration = Duration::from_secs(1);
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 
 /// What to start.
@@ -142,6 +144,7 @@ impl LaunchedJob {
             None => return Err(self.death().await),
         }
         let endpoint = self.endpoint()?;
+        let mut poll = FIRST_POLL;
         loop {
             let health = tokio::select! {
                 biased;
@@ -152,7 +155,8 @@ impl LaunchedJob {
                 Health::Ready => return Ok(()),
                 Health::NotReady(detail) | Health::Unreachable(detail) => progress.detail(&detail),
             }
-            tokio::time::sleep(HEALTH_POLL).await;
+            tokio::time::sleep(poll).await;
+            poll = (poll * 3 / 2).min(LAST_POLL);
         }
     }
 

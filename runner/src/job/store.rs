@@ -142,6 +142,12 @@ impl JobStore {
         records.iter().find(|(_, record)| running(record)).and_then(|(_, record)| url(record))
     }
 
+    /// The job whose server is the process `pid`.
+    pub(crate) fn job_of_process(&self, pid: u32) -> Option<JobRecord> {
+        let mut records = self.records().ok()?.into_iter().map(|(_, record)| record);
+        records.find(|record| record.ranks.first().is_some_and(|rank| rank.pid == Some(pid)) && is_alive(record))
+    }
+
     /// Removes a job's directory with everything in it.
     pub(crate) fn remove(&self, job: &JobDir) -> Result<(), CliError> {
         Ok(self.jobs.remove_dir(&job.id)?)

@@ -250,7 +250,7 @@ fn short_model_name(request: &RunRequest) -> String {
 /// The server's command line: only what recipe and command line set, so that it can be read.
 fn argv(request: &RunRequest, source: Option<&ModelSource>, model_name: &str) -> Vec<String> {
     let model = source.map_or_else(|| request.model.clone(), ModelSource::argument);
-    let mut argv = vec!["atlas".to_owned(), "--verbose".to_owned(), "serve".to_owned(), model];
+    let mut argv = vec!["atlas".to_owned(), "serve".to_owned(), model, "--verbose".to_owned()];
     if source.is_none() {
         argv.extend(request.revision.iter().flat_map(|revision| ["--revision".to_owned(), revision.clone()]));
     }
