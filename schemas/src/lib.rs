@@ -6,9 +6,14 @@
 pub mod bench;
 pub mod gate;
 pub mod hardware;
+pub mod hosts;
 pub mod job;
+pub mod json_schemas;
+pub mod lock;
+pub mod outputs;
 pub mod provenance;
 pub mod recipe;
+pub mod registry;
 pub mod serve_options;
 pub mod suggest;
 pub mod yaml;
