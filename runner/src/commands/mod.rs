@@ -2,6 +2,8 @@
 
 mod chat;
 mod doctor;
+mod eval;
+mod explain;
 mod logs;
 mod run;
 mod serve;
@@ -24,6 +26,10 @@ pub(crate) enum Command {
     Logs(logs::LogsArgs),
     Stop(stop::StopArgs),
     Doctor(doctor::DoctorArgs),
+    /// Compute exactly what the engine computes, for comparison with references.
+    #[command(subcommand)]
+    Eval(eval::EvalCommand),
+    Explain(explain::ExplainArgs),
 }
 
 impl Command {
@@ -37,6 +43,8 @@ impl Command {
             Self::Logs(args) => args.run(global),
             Self::Stop(args) => args.run(global),
             Self::Doctor(args) => args.run(global),
+            Self::Eval(command) => command.run(global),
+            Self::Explain(args) => args.run(global),
         }
     }
 }
