@@ -13,7 +13,7 @@ use atlas_engine::text::parser::{ReasoningFormat, ToolFormat};
 use atlas_engine::text::tokenizer::Tokenizer;
 use atlas_engine::weights::ModelFiles;
 use atlas_engine::worker::{self, EngineOptions};
-use atlas_kernels::rope::KvDtype;
+use atlas_kernels::KvDtype;
 use atlas_schemas::serve_options::{
     self as options, Device, KvCacheDtype, KvDtype as KvOption, ReasoningParser, ServeOptions, ToolCallParser,
 };
