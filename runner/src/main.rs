@@ -3,6 +3,7 @@
 mod commands;
 mod errors;
 mod output;
+mod recipe;
 
 use clap::Parser;
 use errors::CliError;
