@@ -11,6 +11,7 @@ mod status;
 mod stop;
 
 pub(crate) use serve::{port_in_use, socket_address};
+mod recipe;
 
 use crate::errors::CliError;
 use crate::output::GlobalArgs;
@@ -30,6 +31,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Eval(eval::EvalCommand),
     Explain(explain::ExplainArgs),
+    Recipe(recipe::RecipeArgs),
 }
 
 impl Command {
@@ -45,6 +47,7 @@ impl Command {
             Self::Doctor(args) => args.run(global),
             Self::Eval(command) => command.run(global),
             Self::Explain(args) => args.run(global),
+            Self::Recipe(args) => args.run(global),
         }
     }
 }
