@@ -1,1 +1,8 @@
-//! placeholder
+//! The typed nouns of Atlas that cross a boundary (a file, a wire, a process), and their JSON Schemas.
+//!
+//! Nothing here touches the network, the disk or a device. The rooms above (engine, server, gates, runner) depend on
+//! these types, so that a recipe key, a flag, a schema and a validation message have one source.
+
+pub mod bench;
+pub mod eval;
+pub mod gate;
