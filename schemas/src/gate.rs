@@ -1,19 +1,37 @@
 //! What a gate exchanges with files: suites (what to measure), records (what was measured), baselines (what is
 //! promised) and reports (the judgement).
 
+use crate::hardware::{CpuFacts, GpuFacts, HardwareClass};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Version of the record, baseline and report formats.
-pub const GATE_SCHEMA: u32 = 1;
+/// Version of the gate formats that this build reads and writes.
+pub const GATE_VERSION: u32 = 1;
+
+/// Names that a recipe's `gates.suites` may hold.
+pub const SUITE_NAMES: &[&str] = &[
+    "decode",
+    "prefill",
+    "ttft",
+    "concurrency",
+    "consistency",
+    "state-poisoning",
+    "perplexity",
+    "tools",
+    "qa",
+    "speculation",
+    "soak",
+];
 
 /// A suite: one measurement and the rules that judge its metrics. Read from `gates/suites/NAME.yaml`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GateSuite {
+    /// Version of this format: [`GATE_VERSION`].
+    pub schema_version: u32,
     /// The suite's name, as `--suite` takes it.
-    pub suite: String,
+    pub name: String,
     /// What the suite proves, in a sentence.
     pub description: String,
     /// Measured repetitions; each gives one raw value per metric.
@@ -23,6 +41,9 @@ pub struct GateSuite {
     #[serde(default)]
     #[schemars(range(max = 100))]
     pub warmup: u32,
+    /// Seconds after which the measurement is given up as failed.
+    #[schemars(range(min = 1, max = 86400))]
+    pub timeout_s: u32,
     /// What is measured.
     pub measure: Measure,
     /// How each metric that the measurement yields is judged. Every metric needs a rule.
@@ -175,20 +196,20 @@ pub enum MetricKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GateRecord {
-    /// Format version, [`GATE_SCHEMA`].
-    pub schema: u32,
+    /// Version of this format: [`GATE_VERSION`].
+    pub schema_version: u32,
     /// When the run began, RFC 3339 in UTC.
     pub started_at: String,
     /// How long it took, in seconds.
     pub seconds: f64,
-    /// Hardware class, as in `cpu` or `gb10`.
-    pub class: String,
+    /// Hardware class.
+    pub class: HardwareClass,
     /// What was measured.
     pub target: GateTarget,
     /// What served it.
     pub engine: EngineProvenance,
     /// Where.
-    pub hardware: HardwareProvenance,
+    pub hardware: MachineFacts,
     /// The machine's own limits, probed in the same run.
     pub probe: Option<MachineProbe>,
     /// Results by suite.
@@ -237,20 +258,21 @@ pub struct GitState {
     pub dirty: bool,
 }
 
-/// The machine, as far as it explains a number.
+/// The machine, as far as it explains a number. Names and addresses do not: these facts are committed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct HardwareProvenance {
+pub struct MachineFacts {
     /// Operating system.
     pub os: String,
     /// Processor architecture.
     pub arch: String,
-    /// Processor name.
-    pub cpu: String,
-    /// Logical processors that the process may use.
-    pub logical_cpus: u32,
+    /// The processor.
+    pub cpu: CpuFacts,
     /// Physical memory in bytes; 0 if unknown.
     pub memory_bytes: u64,
+    /// GPUs in device order.
+    #[serde(default)]
+    pub gpus: Vec<GpuFacts>,
 }
 
 /// What the machine can do, measured with all logical processors.
@@ -310,10 +332,10 @@ pub struct Measured {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GateBaseline {
-    /// Format version, [`GATE_SCHEMA`].
-    pub schema: u32,
+    /// Version of this format: [`GATE_VERSION`].
+    pub schema_version: u32,
     /// Hardware class.
-    pub class: String,
+    pub class: HardwareClass,
     /// Short name of the target.
     pub name: String,
     /// When it was blessed, RFC 3339 in UTC.
@@ -325,7 +347,7 @@ pub struct GateBaseline {
     /// What served it.
     pub engine: EngineProvenance,
     /// Where.
-    pub hardware: HardwareProvenance,
+    pub hardware: MachineFacts,
     /// The machine's own limits in that run.
     pub probe: Option<MachineProbe>,
     /// Promises by suite.
@@ -370,18 +392,44 @@ pub enum Verdict {
     Fail,
 }
 
-/// The judgement of a record against a baseline.
+impl Verdict {
+    /// Exit code of a check: 0, 3 or 1.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Pass => 0,
+            Self::Inconclusive => 3,
+            Self::Fail => 1,
+        }
+    }
+
+    /// The name in files.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Inconclusive => "inconclusive",
+            Self::Fail => "fail",
+        }
+    }
+}
+
+impl std::fmt::Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The judgement of a record against a baseline: the output of `atlas gate check --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GateReport {
-    /// Format version, [`GATE_SCHEMA`].
-    pub schema: u32,
+    /// Version of this format: [`GATE_VERSION`].
+    pub schema_version: u32,
     /// The worst of all verdicts.
     pub verdict: Verdict,
     /// Short name of the target.
     pub name: String,
     /// Hardware class.
-    pub class: String,
+    pub class: HardwareClass,
     /// Failures that belong to no single metric.
     pub problems: Vec<String>,
     /// Differences in provenance that do not decide, for people.

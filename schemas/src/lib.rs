@@ -6,3 +6,10 @@
 pub mod bench;
 pub mod eval;
 pub mod gate;
+pub mod hardware;
+pub mod job;
+pub mod provenance;
+pub mod recipe;
+pub mod serve_options;
+pub mod suggest;
+pub mod yaml;

@@ -1,0 +1,109 @@
+//! One problem in a file: what, where, why, and what to do.
+
+use super::{Source, Span};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How bad a problem is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The file is not usable.
+    Error,
+    /// The file is usable; somebody should look at this.
+    Warning,
+}
+
+/// A problem in a file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Diagnostic {
+    /// How bad it is.
+    pub severity: Severity,
+    /// File, as it was named.
+    pub file: String,
+    /// Line from 1; 0 if the problem has no place.
+    pub line: usize,
+    /// Column from 1, in characters; 0 if the problem has no place.
+    pub column: usize,
+    /// Column after the last character, on the same line.
+    pub end_column: usize,
+    /// The field, as in `defaults.max_seq_len`; empty if no field is concerned.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub field: String,
+    /// What is wrong.
+    pub message: String,
+    /// What was probably meant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub did_you_mean: Option<String>,
+    /// What to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub help: Option<String>,
+    /// The line of the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snippet: Option<String>,
+    #[serde(skip)]
+    span: Span,
+}
+
+impl Diagnostic {
+    /// A problem that makes the file unusable.
+    pub fn error(file: &str, span: Span, message: impl Into<String>) -> Self {
+        Self {
+            severity: Severity::Error,
+            file: file.to_owned(),
+            line: span.line,
+            column: span.column,
+            end_column: span.column,
+            field: String::new(),
+            message: message.into(),
+            did_you_mean: None,
+            help: None,
+            snippet: None,
+            span,
+        }
+    }
+
+    /// A problem that somebody should look at.
+    pub fn warning(file: &str, span: Span, message: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, ..Self::error(file, span, message) }
+    }
+
+    /// Sets the field.
+    #[must_use]
+    pub fn field(mut self, field: impl Into<String>) -> Self {
+        self.field = field.into();
+        self
+    }
+
+    /// Sets what was probably meant.
+    #[must_use]
+    pub fn did_you_mean(mut self, name: Option<impl Into<String>>) -> Self {
+        self.did_you_mean = name.map(Into::into);
+        self
+    }
+
+    /// Sets what to do.
+    #[must_use]
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// Takes the line of the file in.
+    #[must_use]
+    pub fn snippet_from(mut self, source: &Source<'_>) -> Self {
+        if self.line == 0 {
+            return self;
+        }
+        let Some(line) = source.text.lines().nth(self.line - 1) else { return self };
+        let in_line = self.span.slice(source.text).lines().next().unwrap_or_default().trim_end();
+        self.end_column = self.column + in_line.chars().count().max(1);
+        self.snippet = Some(line.trim_end().to_owned());
+        self
+    }
+
+    /// Whether the file is unusable.
+    pub fn is_error(&self) -> bool {
+        self.severity == Severity::Error
+    }
+}

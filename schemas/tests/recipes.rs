@@ -1,0 +1,117 @@
+//! Recipes from files: what loads, what is refused, and in which words.
+
+use atlas_schemas::recipe::{Parsed, Strictness, parse};
+use atlas_schemas::yaml::{Severity, render};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn files(folder: &str) -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
+    let mut files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(!files.is_empty());
+    files
+}
+
+fn read(path: &Path) -> (String, Parsed) {
+    let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+    let parsed = parse(&name, &fs::read(path).unwrap(), Strictness::Detect);
+    (name, parsed)
+}
+
+fn messages(parsed: &Parsed) -> String {
+    parsed.diagnostics.iter().map(render).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn broken_recipes_are_explained() {
+    let mut all = String::new();
+    for path in files("broken") {
+        let (name, parsed) = read(&path);
+        assert!(parsed.recipe.is_none(), "{name} was accepted");
+        assert!(parsed.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error), "{name}");
+        for diagnostic in &parsed.diagnostics {
+            assert!(diagnostic.line > 0 && diagnostic.column > 0, "{name}: no place: {}", diagnostic.message);
+        }
+        all += &format!("=== {name} ===\n{}\n", messages(&parsed));
+    }
+    assert!(!all.contains("sk-sentinel\n") || all.contains("api_key: sk-sentinel"), "only the snippet may show it");
+    insta::assert_snapshot!("broken", all);
+}
+
+#[test]
+fn recipes_from_elsewhere_load_with_visible_warnings() {
+    let mut all = String::new();
+    for path in files("foreign") {
+        let (name, parsed) = read(&path);
+        assert!(!parsed.strict, "{name}");
+        let recipe = parsed.recipe.as_ref().unwrap_or_else(|| panic!("{name} does not load:\n{}", messages(&parsed)));
+        let recipe = serde_json::to_string_pretty(recipe).unwrap();
+        assert!(!recipe.contains("sk-sentinel"), "{name} shows a secret");
+        all += &format!("=== {name} ===\n{}\n{recipe}\n", messages(&parsed));
+    }
+    insta::assert_snapshot!("foreign", all);
+}
+
+#[test]
+fn our_own_recipes_load_without_a_word() {
+    for path in files("own") {
+        let (name, parsed) = read(&path);
+        assert!(parsed.strict, "{name}");
+        assert_eq!(messages(&parsed), "", "{name}");
+        let recipe = parsed.recipe.unwrap();
+        insta::assert_json_snapshot!(name, recipe);
+        assert_eq!(recipe.refusals().len(), 6);
+    }
+}
+
+#[test]
+fn the_hash_sees_what_runs_and_nothing_else() {
+    let base = "recipe_version: \"2\"\nmodel: a/b\nruntime: atlas\n";
+    let hash = |more: &str| {
+        let text = format!("{base}{more}");
+        parse("x.yaml", text.as_bytes(), Strictness::Own).recipe.unwrap_or_else(|| panic!("{more}")).hash()
+    };
+    let plain = hash("");
+    assert_eq!(plain.len(), 64);
+    for same in [
+        "# comment\n",
+        "metadata: {description: other words}\n",
+        "defaults: {port: 1234, model_name: x}\n",
+        "defaults: {max_num_seqs: 128}\n",
+        "gates: {suites: [decode], classes: [cpu]}\n",
+        "min_nodes: 1\n",
+    ] {
+        assert_eq!(hash(same), plain, "{same}");
+    }
+    for other in [
+        "defaults: {max_num_seqs: 64}\n",
+        "model_revision: abc\n",
+        "env: {NCCL_DEBUG: INFO}\n",
+        "command: atlas serve {model}\n",
+    ] {
+        assert_ne!(hash(other), plain, "{other}");
+    }
+    assert_eq!(hash("defaults: {max_num_seqs: 64, threads: 2}\n"), hash("defaults: {threads: 2, max_num_seqs: 64}\n"));
+    assert_eq!(hash("defaults: {max_seq_len: 4096}\n"), hash("defaults: {max_model_len: 4096}\n"));
+}
+
+#[test]
+fn nothing_panics_on_mangled_recipes() {
+    // Every prefix, and every single-byte change to a few bytes of interest, of every fixture.
+    for path in files("foreign").into_iter().chain(files("own")) {
+        let bytes = fs::read(&path).unwrap();
+        for length in (0..bytes.len()).step_by(7) {
+            let _ = parse("x.yaml", &bytes[..length], Strictness::Detect);
+        }
+        for position in (0..bytes.len()).step_by(11) {
+            for byte in [b'\t', b':', b'"', b'[', b'*', b'&', b'\n', 0xff, 0] {
+                let mut mangled = bytes.clone();
+                mangled[position] = byte;
+                for diagnostic in parse("x.yaml", &mangled, Strictness::Detect).diagnostics {
+                    let _ = render(&diagnostic);
+                }
+            }
+        }
+    }
+}
