@@ -4,8 +4,9 @@ use crate::compare;
 use crate::data::{self, DataError};
 use crate::provenance;
 use atlas_schemas::gate::{
-    BaselineMetric, BaselineSuite, GATE_SCHEMA, GateBaseline, GateRecord, GateSuite, MetricKind, SuiteResult, Verdict,
+    BaselineMetric, BaselineSuite, GATE_VERSION, GateBaseline, GateRecord, GateSuite, MetricKind, SuiteResult, Verdict,
 };
+use atlas_schemas::hardware::HardwareClass;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -18,8 +19,8 @@ pub const FOLDER: &str = "gates/baselines";
 pub const RECORDS: &str = "gates/records";
 
 /// `ROOT/CLASS/NAME.json`. Characters that could leave the folder become dashes.
-pub fn path(root: &Path, class: &str, name: &str) -> PathBuf {
-    root.join(file_stem(class)).join(format!("{}.json", file_stem(name)))
+pub fn path(root: &Path, class: HardwareClass, name: &str) -> PathBuf {
+    root.join(class.as_str()).join(format!("{}.json", file_stem(name)))
 }
 
 fn file_stem(name: &str) -> String {
@@ -32,12 +33,17 @@ fn file_stem(name: &str) -> String {
 }
 
 /// The baseline of a target: `file` if given, else the one under `root`, else the one built in; none if there is none.
-pub fn find(file: Option<&Path>, root: &Path, class: &str, name: &str) -> Result<Option<GateBaseline>, DataError> {
+pub fn find(
+    file: Option<&Path>,
+    root: &Path,
+    class: HardwareClass,
+    name: &str,
+) -> Result<Option<GateBaseline>, DataError> {
     let in_folder = path(root, class, name);
     match file {
         Some(file) => read(file).map(Some),
         None if in_folder.exists() => read(&in_folder).map(Some),
-        None => match BUILT_IN.iter().find(|(c, n, _)| (*c, *n) == (class, name)) {
+        None => match BUILT_IN.iter().find(|(c, n, _)| (*c, *n) == (class.as_str(), name)) {
             Some((.., text)) => parse(text, name).map(Some),
             None => Ok(None),
         },
@@ -60,7 +66,7 @@ pub fn bless(record: &GateRecord, suites: &[GateSuite]) -> Result<GateBaseline, 
     let mut problems = Vec::new();
     let mut promised = BTreeMap::new();
     for (name, result) in &record.suites {
-        match suites.iter().find(|suite| suite.suite == *name) {
+        match suites.iter().find(|suite| suite.name == *name) {
             Some(suite) => {
                 promised.insert(name.clone(), bless_suite(suite, result, &mut problems));
             }
@@ -71,8 +77,8 @@ pub fn bless(record: &GateRecord, suites: &[GateSuite]) -> Result<GateBaseline, 
         problems.push("the record holds no suite".into());
     }
     let baseline = GateBaseline {
-        schema: GATE_SCHEMA,
-        class: record.class.clone(),
+        schema_version: GATE_VERSION,
+        class: record.class,
         name: record.target.name.clone(),
         blessed_at: provenance::now(),
         measured_at: record.started_at.clone(),
@@ -128,10 +134,10 @@ mod tests {
 
     #[test]
     fn paths_stay_in_the_folder() {
-        let path = |class, name| super::path(Path::new("b"), class, name).display().to_string();
-        assert_eq!(path("cpu", "tiny"), "b/cpu/tiny.json");
-        assert_eq!(path("cpu", "../../etc/passwd"), "b/cpu/etc-passwd.json");
-        assert_eq!(path("../x", "@atlas/tiny"), "b/x/atlas-tiny.json");
-        assert_eq!(path("cpu", "/.."), "b/cpu/unnamed.json");
+        let path = |name| super::path(Path::new("b"), HardwareClass::Cpu, name).display().to_string();
+        assert_eq!(path("tiny"), "b/cpu/tiny.json");
+        assert_eq!(path("../../etc/passwd"), "b/cpu/etc-passwd.json");
+        assert_eq!(path("@atlas/tiny"), "b/cpu/atlas-tiny.json");
+        assert_eq!(path("/.."), "b/cpu/unnamed.json");
     }
 }

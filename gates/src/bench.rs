@@ -7,7 +7,7 @@ use crate::provenance;
 use crate::record::TokenWork;
 use crate::stats::median;
 use crate::suites::{SuiteError, throughput};
-use atlas_schemas::bench::{BENCH_SCHEMA, BenchRaw, BenchRecord, BenchRow};
+use atlas_schemas::bench::{BENCH_VERSION, BenchRaw, BenchRecord, BenchRow};
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -22,16 +22,14 @@ pub struct BenchPlan {
     pub runs: u32,
 }
 
-/// Measures `plan`. `target` and `version` go into the record.
+/// Measures `plan`. `about` says what was measured; its rows are filled in.
 pub async fn run(
     client: Client,
     plan: &BenchPlan,
-    target: &str,
-    version: &str,
+    about: BenchRecord,
     work: TokenWork,
     progress: &Progress,
 ) -> Result<BenchRecord, SuiteError> {
-    let started_at = provenance::now();
     let endpoint = Endpoint::new(client, None).await?;
     let weight_bytes_per_token = work.weight_bytes_per_token.or(endpoint.card.weight_bytes_per_token);
     let mut rows = Vec::new();
@@ -44,24 +42,33 @@ pub async fn run(
                     prompt_tokens: *prompt_tokens,
                     decode_tokens: *decode_tokens,
                     concurrency: *concurrency,
+                    runs: plan.runs,
                     prefill_tok_s: median(&raw.prefill_tok_s),
                     decode_tok_s: median(&raw.decode_tok_s),
                     ttft_ms: median(&raw.ttft_ms),
                     weight_bytes_per_token,
+                    decode_roofline_fraction: None,
                     raw,
                 });
             }
         }
     }
-    Ok(BenchRecord {
-        schema: BENCH_SCHEMA,
-        started_at,
-        version: version.into(),
+    Ok(BenchRecord { rows, ..about })
+}
+
+/// A record without rows.
+pub fn about(target: &str, atlas_version: &str) -> BenchRecord {
+    BenchRecord {
+        schema_version: BENCH_VERSION,
         target: target.into(),
-        model: endpoint.card.id,
-        runs: plan.runs,
-        rows,
-    })
+        recipe_hash: None,
+        weights_hash: None,
+        engine_hash: None,
+        atlas_version: atlas_version.into(),
+        recorded_at: provenance::now(),
+        hardware: None,
+        rows: Vec::new(),
+    }
 }
 
 async fn repeat(

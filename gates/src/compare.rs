@@ -7,7 +7,7 @@
 
 use crate::stats;
 use atlas_schemas::gate::{
-    BaselineMetric, BaselineSuite, Direction, GATE_SCHEMA, GateBaseline, GateRecord, GateReport, Measured, MetricKind,
+    BaselineMetric, BaselineSuite, Direction, GATE_VERSION, GateBaseline, GateRecord, GateReport, Measured, MetricKind,
     MetricRule, ReportRow, SuiteResult, Verdict,
 };
 use std::collections::BTreeSet;
@@ -15,10 +15,10 @@ use std::collections::BTreeSet;
 /// Judges `record` against `baseline`. With `only`, suites outside it are neither required nor looked at.
 pub fn compare(record: &GateRecord, baseline: &GateBaseline, only: Option<&BTreeSet<String>>) -> GateReport {
     let mut report = GateReport {
-        schema: GATE_SCHEMA,
+        schema_version: GATE_VERSION,
         verdict: Verdict::Fail,
         name: baseline.name.clone(),
-        class: baseline.class.clone(),
+        class: baseline.class,
         problems: identity_problems(record, baseline),
         notes: provenance_notes(record, baseline),
         rows: Vec::new(),
@@ -47,9 +47,9 @@ fn overall(report: &GateReport) -> Verdict {
 /// Whether the two speak of the same thing at all.
 fn identity_problems(record: &GateRecord, baseline: &GateBaseline) -> Vec<String> {
     let mut problems = Vec::new();
-    for (what, schema) in [("record", record.schema), ("baseline", baseline.schema)] {
-        if schema != GATE_SCHEMA {
-            problems.push(format!("the {what} has format version {schema}; this Atlas reads {GATE_SCHEMA}"));
+    for (what, version) in [("record", record.schema_version), ("baseline", baseline.schema_version)] {
+        if version != GATE_VERSION {
+            problems.push(format!("the {what} has format version {version}; this Atlas reads {GATE_VERSION}"));
         }
     }
     if record.class != baseline.class {
@@ -72,7 +72,7 @@ fn provenance_notes(record: &GateRecord, baseline: &GateBaseline) -> Vec<String>
     differ("recipe", record.target.recipe_hash.as_deref(), baseline.target.recipe_hash.as_deref());
     differ("weights", record.target.weights_hash.as_deref(), baseline.target.weights_hash.as_deref());
     differ("engine", Some(&record.engine.version), Some(&baseline.engine.version));
-    differ("processor", Some(&record.hardware.cpu), Some(&baseline.hardware.cpu));
+    differ("processor", Some(&record.hardware.cpu.model), Some(&baseline.hardware.cpu.model));
     if record.engine.git.as_ref().is_some_and(|git| git.dirty) {
         notes.push("the record was measured on a work tree with uncommitted changes".into());
     }

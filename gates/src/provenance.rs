@@ -1,11 +1,16 @@
 //! Where a number comes from: hashes, the machine, the state of the source tree, the time.
 
-use atlas_schemas::gate::{GitState, HardwareProvenance};
+use atlas_schemas::gate::{GitState, MachineFacts};
+use atlas_schemas::hardware::CpuFacts;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::process::Command;
+
+/// Instruction sets by which kernels are chosen, as Linux spells them.
+const KERNEL_FEATURES: [&str; 9] =
+    ["avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "asimd", "asimddp"];
 
 /// Lower-case hexadecimal sha256.
 pub fn sha256(bytes: &[u8]) -> String {
@@ -41,7 +46,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// This machine.
-pub fn hardware() -> HardwareProvenance {
+pub fn machine() -> MachineFacts {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let field = |text: &str, key: &str| {
@@ -49,12 +54,25 @@ pub fn hardware() -> HardwareProvenance {
         Some(line.split_once(':')?.1.trim().to_owned())
     };
     let kib = field(&meminfo, "MemTotal").and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok());
-    HardwareProvenance {
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+    let siblings = field(&cpuinfo, "siblings").and_then(|value| value.parse::<u32>().ok());
+    let cores = field(&cpuinfo, "cpu cores").and_then(|value| value.parse::<u32>().ok());
+    let flags = field(&cpuinfo, "flags").or(field(&cpuinfo, "Features")).unwrap_or_default();
+    let known = |flag: &&str| KERNEL_FEATURES.contains(flag);
+    MachineFacts {
         os: std::env::consts::OS.into(),
         arch: std::env::consts::ARCH.into(),
-        cpu: field(&cpuinfo, "model name").unwrap_or_else(|| "unknown".into()),
-        logical_cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u32),
+        cpu: CpuFacts {
+            model: field(&cpuinfo, "model name").unwrap_or_else(|| "unknown".into()),
+            cores: match (cores, siblings) {
+                (Some(cores), Some(siblings)) if siblings > 0 => (threads * cores / siblings).max(1),
+                _ => threads,
+            },
+            threads,
+            features: flags.split_whitespace().filter(known).map(str::to_owned).collect(),
+        },
         memory_bytes: kib.unwrap_or(0) * 1024,
+        gpus: Vec::new(),
     }
 }
 

@@ -5,18 +5,19 @@ use crate::endpoint::Endpoint;
 use crate::progress::Progress;
 use crate::suites::{self, SuiteError};
 use crate::{data, probe, provenance};
-use atlas_schemas::gate::{EngineProvenance, GATE_SCHEMA, GateRecord, GateSuite, GateTarget, MachineProbe};
+use atlas_schemas::gate::{EngineProvenance, GATE_VERSION, GateRecord, GateSuite, GateTarget, MachineProbe};
+use atlas_schemas::hardware::HardwareClass;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
 /// What to measure, and what is known about it beforehand.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct GateRun {
     /// Short name of the target; baselines are filed under it.
     pub name: String,
     /// Hardware class.
-    pub class: String,
+    pub class: HardwareClass,
     /// Served model; the endpoint's first if none.
     pub model: Option<String>,
     /// sha256 of the recipe.
@@ -64,20 +65,20 @@ pub async fn measure(
     };
     let mut results = BTreeMap::new();
     for suite in suites {
-        progress.line(&format!("{}: {}", suite.suite, suite.description));
+        progress.line(&format!("{}: {}", suite.name, suite.description));
         let result = suites::run(suite, &endpoint, probe.as_ref(), progress).await?;
-        progress.line(&format!("{}: done in {:.1} s", suite.suite, result.seconds));
-        if results.insert(suite.suite.clone(), result).is_some() {
+        progress.line(&format!("{}: done in {:.1} s", suite.name, result.seconds));
+        if results.insert(suite.name.clone(), result).is_some() {
             let message = "two suites have this name".into();
-            return Err(SuiteError::Definition { origin: suite.suite.clone(), message });
+            return Err(SuiteError::Definition { origin: suite.name.clone(), message });
         }
     }
     let card = endpoint.card;
     Ok(GateRecord {
-        schema: GATE_SCHEMA,
+        schema_version: GATE_VERSION,
         started_at,
         seconds: start.elapsed().as_secs_f64(),
-        class: run.class.clone(),
+        class: run.class,
         target: GateTarget {
             name: run.name.clone(),
             model: card.id,
@@ -92,7 +93,7 @@ pub async fn measure(
             binary_sha256: run.binary_sha256.clone(),
             git: provenance::git_state(Path::new(".")),
         },
-        hardware: provenance::hardware(),
+        hardware: provenance::machine(),
         probe,
         suites: results,
     })

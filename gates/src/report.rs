@@ -1,21 +1,11 @@
 //! A judgement as Markdown: the verdict first, then the table, then the rest folded away.
 
-use atlas_schemas::gate::{Direction, GateRecord, GateReport, MetricKind, MetricRule, ReportRow, Verdict};
+use atlas_schemas::gate::{Direction, GateRecord, GateReport, MetricKind, MetricRule, ReportRow};
 use std::fmt::Write;
-
-/// One word for a verdict.
-pub fn word(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Pass => "pass",
-        Verdict::Inconclusive => "inconclusive",
-        Verdict::Fail => "fail",
-    }
-}
 
 /// Renders a report; with the record, its provenance and details too.
 pub fn markdown(report: &GateReport, record: Option<&GateRecord>) -> String {
-    let mut out =
-        format!("## Gate {} on {}: {}\n\n", escape(&report.name), escape(&report.class), word(report.verdict));
+    let mut out = format!("## Gate {} on {}: {}\n\n", escape(&report.name), report.class, report.verdict);
     for problem in &report.problems {
         let _ = writeln!(out, "- **fail**: {}", escape(problem));
     }
@@ -66,7 +56,7 @@ fn table_row(out: &mut String, row: &ReportRow) {
         value(row.baseline),
         row.rule.as_ref().map_or_else(|| "–".into(), tolerance),
         row.runs,
-        word(row.verdict),
+        row.verdict,
         escape(&row.reason),
     );
 }
@@ -104,7 +94,11 @@ fn provenance(out: &mut String, record: &GateRecord) {
     let tree = git
         .map_or(String::new(), |git| format!(", commit {}{}", git.commit, if git.dirty { " + changes" } else { "" }));
     let _ = writeln!(out, "- engine {}{tree}, binary {}", escape(&engine.version), known(&engine.binary_sha256));
-    let _ = writeln!(out, "- {} × {} ({} {})", machine.logical_cpus, escape(&machine.cpu), machine.os, machine.arch);
+    for gpu in &machine.gpus {
+        let _ = writeln!(out, "- {} ({})", escape(&gpu.name), gpu.compute_capability);
+    }
+    let _ =
+        writeln!(out, "- {} × {} ({} {})", machine.cpu.threads, escape(&machine.cpu.model), machine.os, machine.arch);
     if let Some(probe) = &record.probe {
         let (bytes, flops) = (probe.read_bytes_per_s.median / 1e9, probe.flops.median / 1e9);
         let size = probe.working_set_bytes as f64 / 1e6;

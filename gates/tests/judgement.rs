@@ -1,8 +1,11 @@
 //! The judgement itself: every way in which a record can differ from its baseline.
 
+#![expect(clippy::unwrap_used, reason = "a step that fails fails the test")]
+
 use atlas_gates::compare::compare;
 use atlas_gates::{baseline, report, stats};
 use atlas_schemas::gate::*;
+use atlas_schemas::hardware::{CpuFacts, HardwareClass};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,10 +21,10 @@ fn record(metrics: &[(&str, Measured)]) -> GateRecord {
     let metrics = metrics.iter().map(|(name, measured)| ((*name).into(), measured.clone())).collect();
     let suite = SuiteResult { suite_hash: "h".into(), seconds: 1.0, metrics, details: vec![] };
     GateRecord {
-        schema: GATE_SCHEMA,
+        schema_version: GATE_VERSION,
         started_at: "2026-01-01T00:00:00Z".into(),
         seconds: 1.0,
-        class: "cpu".into(),
+        class: HardwareClass::Cpu,
         target: GateTarget {
             name: "tiny".into(),
             model: "m".into(),
@@ -32,12 +35,12 @@ fn record(metrics: &[(&str, Measured)]) -> GateRecord {
             flops_per_token: Some(1),
         },
         engine: EngineProvenance { version: "1".into(), binary_sha256: None, git: None },
-        hardware: HardwareProvenance {
+        hardware: MachineFacts {
             os: "linux".into(),
             arch: "x86_64".into(),
-            cpu: "c".into(),
-            logical_cpus: 2,
+            cpu: CpuFacts { model: "c".into(), cores: 1, threads: 2, features: vec![] },
             memory_bytes: 1,
+            gpus: vec![],
         },
         probe: None,
         suites: BTreeMap::from([("s".into(), suite)]),
@@ -55,7 +58,7 @@ fn promise(metrics: &[(&str, f64, MetricRule)]) -> GateBaseline {
     let metrics = metrics.iter().map(|(name, value, rule)| ((*name).into(), metric(*value, rule))).collect();
     let from = record(&[]);
     GateBaseline {
-        schema: GATE_SCHEMA,
+        schema_version: GATE_VERSION,
         class: from.class,
         name: "tiny".into(),
         blessed_at: "2026-01-01T00:00:00Z".into(),
@@ -185,9 +188,9 @@ fn another_target_class_format_or_suite_fails() {
     let rules = promise(&[("m", 1.0, rule(Higher, Relative, 0.1))]);
     assert_eq!(compare(&good, &rules, None).verdict, Pass);
     let changed: [fn(&mut GateRecord); 4] = [
-        |record| record.class = "gb10".into(),
+        |record| record.class = HardwareClass::Gb10,
         |record| record.target.name = "other".into(),
-        |record| record.schema = 2,
+        |record| record.schema_version = 2,
         |record| record.suites.get_mut("s").unwrap().suite_hash = "other".into(),
     ];
     for change in changed {
@@ -216,7 +219,7 @@ fn a_choice_of_suites_is_judged_alone() {
 }
 
 fn suite(rules: &[(&str, MetricRule)]) -> GateSuite {
-    let text = "suite: s\ndescription: d\nruns: 3\nmeasure: {ttft: {prompt_tokens: 1}}\nmetrics: {}\n";
+    let text = "schema_version: 1\nname: s\ndescription: d\nruns: 3\ntimeout_s: 60\nmeasure: {ttft: {prompt_tokens: 1}}\nmetrics: {}\n";
     let mut suite: GateSuite = serde_saphyr::from_str(text).unwrap();
     suite.metrics = rules.iter().map(|(name, rule)| ((*name).into(), rule.clone())).collect();
     suite

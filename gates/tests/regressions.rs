@@ -1,5 +1,7 @@
 //! Every suite against a scripted endpoint: a good one passes, and each seeded regression is caught.
 
+#![expect(clippy::unwrap_used, reason = "a step that fails fails the test")]
+
 #[path = "support/mod.rs"]
 mod support;
 
@@ -11,6 +13,7 @@ use atlas_gates::{baseline, bench, compare, eval, stats};
 use atlas_schemas::gate::{
     GateBaseline, GateRecord, GateReport, GateSuite, MachineProbe, Measure, MetricKind, Verdict,
 };
+use atlas_schemas::hardware::HardwareClass;
 use std::time::Duration;
 use support::{Script, Scripted};
 
@@ -31,21 +34,31 @@ async fn record(script: Script, suite: &GateSuite) -> Result<GateRecord, SuiteEr
     let server = Scripted::start(script).await;
     let client = Client::new(&server.url, None).unwrap();
     client.wait_ready(Duration::from_secs(10)).await.unwrap();
-    let (name, class, version) = ("scripted".into(), "cpu".into(), "0".into());
+    let (name, class, version) = ("scripted".into(), HardwareClass::Cpu, "0".into());
     let probe = MachineProbe {
         method: "given".into(),
         working_set_bytes: 1 << 20,
         read_bytes_per_s: stats::samples(vec![1e10]),
         flops: stats::samples(vec![1e10]),
     };
-    let run = GateRun { name, class, version, probe: Some(probe), ..GateRun::default() };
+    let run = GateRun {
+        name,
+        class,
+        version,
+        probe: Some(probe),
+        model: None,
+        recipe_hash: None,
+        weights_hash: None,
+        binary_sha256: None,
+        work: TokenWork::default(),
+    };
     measure(client, &run, std::slice::from_ref(suite), &Progress::new(false)).await
 }
 
 /// A baseline from a good run. For speeds the promised value is `value`, so that nothing hangs on this machine.
 async fn promise(suite: &GateSuite, value: Option<f64>) -> GateBaseline {
     let mut good = record(Script::default(), suite).await.unwrap();
-    for metric in good.suites.get_mut(&suite.suite).unwrap().metrics.values_mut() {
+    for metric in good.suites.get_mut(&suite.name).unwrap().metrics.values_mut() {
         if let Some(value) = value {
             metric.samples = stats::samples(vec![value; 3]);
             metric.roofline_fraction = Some(value);
@@ -57,7 +70,7 @@ async fn promise(suite: &GateSuite, value: Option<f64>) -> GateBaseline {
 async fn judge(script: Script, suite: &GateSuite, promise: &GateBaseline) -> GateReport {
     let mut record = record(script, suite).await.unwrap();
     // Fractions of the roofline stand in for raw speeds: the scripted endpoint has no weights to read.
-    for metric in record.suites.get_mut(&suite.suite).unwrap().metrics.values_mut() {
+    for metric in record.suites.get_mut(&suite.name).unwrap().metrics.values_mut() {
         metric.roofline_fraction = metric.roofline_fraction.map(|_| metric.samples.median);
     }
     compare::compare(&record, promise, None)
@@ -190,7 +203,7 @@ async fn bench_measures_every_combination() {
     let plan = bench::BenchPlan { prompt: vec![4, 9], decode: vec![1, 5], concurrency: vec![1, 3], runs: 2 };
     let client = Client::new(&format!("{}/v1/", server.url), None).unwrap();
     let work = TokenWork::default();
-    let record = bench::run(client, &plan, "t", "0", work, &Progress::new(false)).await.unwrap();
+    let record = bench::run(client, &plan, bench::about("t", "0"), work, &Progress::new(false)).await.unwrap();
     assert_eq!(record.rows.len(), 8);
     for row in &record.rows {
         assert_eq!(row.raw.ttft_ms.len(), 2);

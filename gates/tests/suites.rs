@@ -1,5 +1,7 @@
 //! Suite files: those of this repository are good, and bad ones say why.
 
+#![expect(clippy::unwrap_used, reason = "a step that fails fails the test")]
+
 use atlas_gates::suites;
 
 #[test]
@@ -10,7 +12,7 @@ fn the_built_in_suites_load_and_differ() {
         .iter()
         .map(|name| {
             let suite = suites::load(name).unwrap();
-            assert_eq!(suite.suite, *name);
+            assert_eq!(suite.name, *name);
             suites::hash(&suite).unwrap()
         })
         .collect();
@@ -50,12 +52,14 @@ fn error(text: &str) -> String {
 
 #[test]
 fn bad_suites_say_where_and_why() {
-    let good = "suite: s\ndescription: d\nruns: 3\nmeasure:\n  ttft: {prompt_tokens: 8}\nmetrics:\n  ttft_cold_ms: {unit: ms, direction: lower, kind: relative, tolerance: 1}\n";
+    let good = "schema_version: 1\ntimeout_s: 60\nname: s\ndescription: d\nruns: 3\nmeasure:\n  ttft: {prompt_tokens: 8}\nmetrics:\n  ttft_cold_ms: {unit: ms, direction: lower, kind: relative, tolerance: 1}\n";
     assert!(suites::parse(good, "good.yaml").is_ok());
     for (from, to, cause) in [
         ("runs: 3", "rums: 3", "rums"),
+        ("schema_version: 1", "schema_version: 2", "this Atlas reads 1"),
+        ("timeout_s: 60", "timeout_s: 0", "timeout_s: 1 to"),
         ("runs: 3", "runs: 0", "runs: 1 to 100"),
-        ("runs: 3", "runs: many", "3:7"),
+        ("runs: 3", "runs: many", "5:7"),
         ("ttft: {prompt_tokens: 8}", "tftt: {prompt_tokens: 8}", "tftt"),
         ("prompt_tokens: 8", "prompt_token: 8", "prompt_token"),
         ("prompt_tokens: 8", "prompt_tokens: 0", "prompt_tokens: at least 1"),
@@ -64,7 +68,7 @@ fn bad_suites_say_where_and_why() {
         ("tolerance: 1", "tolerance: -1", "not negative"),
         ("tolerance: 1", "tolerance: .nan", "not negative"),
         ("tolerance: 1", "tolerance: 1, min_runs: 4", "min_runs: 1 to runs (3)"),
-        ("suite: s", "suite: Not A Name", "lower-case"),
+        ("name: s", "name: Not A Name", "lower-case"),
     ] {
         let text = error(&good.replacen(from, to, 1));
         assert!(text.starts_with("bad.yaml: ") && text.contains(cause), "{to}: {text}");

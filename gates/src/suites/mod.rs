@@ -12,14 +12,14 @@ use crate::progress::Progress;
 use crate::{provenance, stats};
 use atlas_schemas::eval::CaseResult;
 use atlas_schemas::gate::{
-    CasesMeasure, GateSuite, MachineProbe, Measure, Measured, MetricKind, PerplexityMeasure, SuiteResult,
+    CasesMeasure, GATE_VERSION, GateSuite, MachineProbe, Measure, Measured, MetricKind, PerplexityMeasure, SuiteResult,
 };
 use cases::Task;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use perplexity::{Markers, PerplexityPlan, PerplexityTally};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// The suites of this repository, in the order in which they run: quick and telling first.
@@ -120,8 +120,10 @@ fn check(suite: &GateSuite) -> Vec<String> {
             problems.push(problem.to_owned());
         }
     };
-    let name_ok = !suite.suite.is_empty() && suite.suite.chars().all(|c| c.is_ascii_lowercase() || c == '-');
-    need(name_ok, "suite: a name of lower-case letters and dashes");
+    let name_ok = !suite.name.is_empty() && suite.name.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+    need(name_ok, "name: a word of lower-case letters and dashes");
+    need(suite.schema_version == GATE_VERSION, &format!("schema_version: this Atlas reads {GATE_VERSION}"));
+    need((1..=86400).contains(&suite.timeout_s), "timeout_s: 1 to 86400");
     need((1..=100).contains(&suite.runs), "runs: 1 to 100");
     need(suite.warmup <= 100, "warmup: at most 100");
     need(!suite.metrics.is_empty(), "metrics: at least one");
@@ -160,12 +162,25 @@ pub fn hash(suite: &GateSuite) -> Result<String, DataError> {
         Measure::Perplexity(m) => data::load(&std::mem::take(&mut m.text))?,
         _ => String::new(),
     };
-    let text = format!("{}\n{}\n{data}", suite.suite, serde_json::to_string(&measure).unwrap_or_default());
+    let text = format!("{}\n{}\n{data}", suite.name, serde_json::to_string(&measure).unwrap_or_default());
     Ok(provenance::sha256(text.as_bytes()))
 }
 
 /// Measures a suite. `probe` turns speeds into fractions of the roofline.
 pub async fn run(
+    suite: &GateSuite,
+    endpoint: &Endpoint,
+    probe: Option<&MachineProbe>,
+    progress: &Progress,
+) -> Result<SuiteResult, SuiteError> {
+    let limit = Duration::from_secs(suite.timeout_s.into());
+    let result = tokio::time::timeout(limit, measure(suite, endpoint, probe, progress)).await;
+    result.unwrap_or_else(|_| {
+        Err(SuiteError::Endpoint(format!("suite {} took longer than its {} s", suite.name, suite.timeout_s)))
+    })
+}
+
+async fn measure(
     suite: &GateSuite,
     endpoint: &Endpoint,
     probe: Option<&MachineProbe>,
@@ -188,7 +203,7 @@ pub async fn run(
     let mut metrics = BTreeMap::new();
     for (name, (values, work)) in values {
         let rule = suite.metrics.get(&name).ok_or_else(|| SuiteError::Definition {
-            origin: suite.suite.clone(),
+            origin: suite.name.clone(),
             message: format!("metrics: {name} is measured but has no rule"),
         })?;
         let samples = stats::samples(values);
