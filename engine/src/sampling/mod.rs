@@ -1,4 +1,17 @@
-//! Choosing the next token (NUMERICS N8).
+//! Choosing the next token.
+//!
+//! [`Sampler`] filters the logits in a fixed order and takes `argmax(logit / T + noise(seed, position, id))`, where the
+//! noise is counter-based ([`noise`]). A choice depends on the request's own logits, history, seed and position and
+//! on nothing else, so that it is the same alone or in a batch, decoded or verified.
+
+mod filters;
+pub mod logprobs;
+pub mod noise;
+mod penalties;
+pub mod pipeline;
+
+pub use logprobs::logprobs;
+pub use pipeline::{Sampler, SamplingError};
 
 /// How the next token is chosen from its logits. The default is greedy.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,5 +49,71 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             seed: 0,
         }
+    }
+}
+
+/// The most entries of `logit_bias`.
+pub const MAX_LOGIT_BIAS: usize = 1024;
+
+impl SamplingParams {
+    /// Checks every number against its range; `vocab` is the number of logits.
+    ///
+    /// # Errors
+    /// A message that names the field, its value and the range.
+    pub fn validate(&self, vocab: usize) -> Result<(), String> {
+        let within = |name: &str, value: f32, low: f32, high: f32| match (low..=high).contains(&value) {
+            true => Ok(()),
+            false => Err(format!("{name} must be a number from {low} to {high}, not {value}")),
+        };
+        within("temperature", self.temperature, 0.0, 2.0)?;
+        within("top_p", self.top_p, 0.0, 1.0)?;
+        within("min_p", self.min_p, 0.0, 1.0)?;
+        within("repetition_penalty", self.repetition_penalty, 0.01, 10.0)?;
+        within("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
+        within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
+        if self.logit_bias.len() > MAX_LOGIT_BIAS {
+            return Err(format!(
+                "logit_bias must have at most {MAX_LOGIT_BIAS} entries, not {}",
+                self.logit_bias.len()
+            ));
+        }
+        for &(id, bias) in &self.logit_bias {
+            if id as usize >= vocab {
+                return Err(format!("logit_bias names token {id}, but the vocabulary has {vocab} tokens"));
+            }
+            within("logit_bias", bias, -100.0, 100.0)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_range_is_checked_and_its_field_named() {
+        let set: [(&str, fn(&mut SamplingParams, f32)); 7] = [
+            ("temperature", |p, v| p.temperature = v),
+            ("top_p", |p, v| p.top_p = v),
+            ("min_p", |p, v| p.min_p = v),
+            ("repetition_penalty", |p, v| p.repetition_penalty = v),
+            ("presence_penalty", |p, v| p.presence_penalty = v),
+            ("frequency_penalty", |p, v| p.frequency_penalty = v),
+            ("logit_bias", |p, v| p.logit_bias = vec![(0, v)]),
+        ];
+        assert_eq!(SamplingParams::default().validate(1), Ok(()));
+        for (field, set) in set {
+            for bad in [f32::NAN, f32::INFINITY, -f32::INFINITY, 1e30, -1e30] {
+                let mut params = SamplingParams::default();
+                set(&mut params, bad);
+                let error = params.validate(10).unwrap_err();
+                assert!(error.contains(field) && error.contains(&bad.to_string()), "{error}");
+            }
+        }
+        let params = SamplingParams { logit_bias: vec![(10, 1.0)], ..Default::default() };
+        assert!(params.validate(10).unwrap_err().contains("token 10"));
+        let params = SamplingParams { logit_bias: vec![(0, 1.0); MAX_LOGIT_BIAS + 1], ..Default::default() };
+        assert!(params.validate(10).unwrap_err().contains("1025"));
     }
 }

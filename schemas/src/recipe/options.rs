@@ -24,10 +24,14 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &Node, places: &mut Places) ->
             let message = format!("keys are in snake_case: `{}`", entry.key.replace('-', "_"));
             reader.lenient(entry.key_span, &field, message);
         }
-        if places.options.contains_key(spec.key) && options.contains(spec.key) {
-            let first = places.options.get(spec.key).map_or(0, |span| span.line);
-            let message = format!("`{}` is `{}`, which is set in line {first} already", entry.shown_key(), spec.key);
-            reader.error(entry.key_span, &field, message).help("keep one of the two");
+        if let Some(first) = places.options.get(spec.key) {
+            let (line, first_key) = (first.line, first.slice(reader.source.text));
+            // The same key twice is reported already.
+            if first_key != entry.key {
+                let message =
+                    format!("`{}` is another name of `{first_key}`, which line {line} sets", entry.shown_key());
+                reader.error(entry.key_span, &field, message).help("keep one of the two");
+            }
             continue;
         }
         places.options.insert(spec.key, entry.key_span);

@@ -99,10 +99,8 @@ fn names_our_schema(text: &str) -> bool {
 /// What has been read so far.
 #[derive(Default)]
 struct Draft<'n> {
-    version: bool,
     model: Option<String>,
     model_revision: Option<String>,
-    runtime: bool,
     container: Option<String>,
     min_nodes: Option<u32>,
     max_nodes: Option<u32>,
@@ -143,7 +141,11 @@ fn read(reader: &mut Reader<'_>, root: &Node) -> Option<Recipe> {
         }
     }
     options::answer_mentions(reader, &env_keys);
-    require(reader, root, &draft, &seen);
+    require(reader, root, &seen);
+    if draft.model.as_deref() == Some(EMBEDDED_MODEL) && draft.model_revision.is_some() {
+        let span = places.options.get("model_revision").copied().unwrap_or_default();
+        reader.error(span, "model_revision", "the embedded model has no revisions").help("remove `model_revision`");
+    }
     let facts =
         rules::Facts { options: &draft.defaults, min_nodes: draft.min_nodes.unwrap_or(1), max_nodes: draft.max_nodes };
     report_violations(reader, &facts, &places);
@@ -171,10 +173,13 @@ fn read(reader: &mut Reader<'_>, root: &Node) -> Option<Recipe> {
 fn read_entry<'n>(reader: &mut Reader<'_>, entry: &'n Entry, draft: &mut Draft<'n>, places: &mut Places) {
     let node = &entry.value;
     match entry.key.as_str() {
-        "recipe_version" => draft.version = version(reader, node),
+        "recipe_version" => version(reader, node),
         "model" => draft.model = fields::model(reader, node),
-        "model_revision" => draft.model_revision = unless_null(node, |node| fields::revision(reader, node)),
-        "runtime" => draft.runtime = runtime(reader, node),
+        "model_revision" => {
+            places.options.insert("model_revision", entry.key_span);
+            draft.model_revision = unless_null(node, |node| fields::revision(reader, node));
+        }
+        "runtime" => runtime(reader, node),
         "container" => draft.container = unless_null(node, |node| fields::container(reader, node)),
         "min_nodes" => {
             places.options.insert("min_nodes", entry.key_span);
@@ -235,10 +240,10 @@ fn unknown_key(reader: &mut Reader<'_>, entry: &Entry, draft: &mut Draft<'_>) {
     }
 }
 
-fn version(reader: &mut Reader<'_>, node: &Node) -> bool {
+fn version(reader: &mut Reader<'_>, node: &Node) {
     if matches!(&node.value, NodeValue::Scalar(serde_json::Value::Number(_))) && reader.raw(node) == RECIPE_VERSION {
         reader.lenient(node.span, "recipe_version", "the version is a text").help("write `recipe_version: \"2\"`");
-        return true;
+        return;
     }
     match reader.text(node, "recipe_version") {
         Some(version) if version != RECIPE_VERSION => {
@@ -247,10 +252,9 @@ fn version(reader: &mut Reader<'_>, node: &Node) -> bool {
         }
         _ => {}
     }
-    true
 }
 
-fn runtime(reader: &mut Reader<'_>, node: &Node) -> bool {
+fn runtime(reader: &mut Reader<'_>, node: &Node) {
     match reader.text(node, "runtime") {
         Some(name) if name != "atlas" => {
             let known = ["vllm", "sglang", "llama-cpp", "llama_cpp", "trtllm", "eugr-vllm"];
@@ -264,7 +268,6 @@ fn runtime(reader: &mut Reader<'_>, node: &Node) -> bool {
         }
         _ => {}
     }
-    true
 }
 
 fn nodes(reader: &mut Reader<'_>, node: &Node, field: &str) -> Option<u32> {
@@ -272,21 +275,20 @@ fn nodes(reader: &mut Reader<'_>, node: &Node, field: &str) -> Option<u32> {
 }
 
 /// Reports what every recipe must have and this one has not.
-fn require(reader: &mut Reader<'_>, root: &Node, draft: &Draft<'_>, seen: &[&str]) {
+fn require(reader: &mut Reader<'_>, root: &Node, seen: &[&str]) {
     let start = Span { length: 0, ..root.span };
-    if !draft.version && !seen.contains(&"recipe_version") {
+    // A misspelt key is reported as such, with this name as what was meant.
+    let missing = |name: &str| !seen.iter().any(|key| crate::suggest::nearest(key, [name]).is_some());
+    if missing("recipe_version") {
         let message = "`recipe_version` is missing";
         reader.lenient(start, "recipe_version", message).help("add `recipe_version: \"2\"`");
     }
-    if !seen.contains(&"model") {
+    if missing("model") {
         let help = "add `model: owner/name` (a hub id), a folder, or `embedded`";
         reader.error(start, "model", "`model` is missing").help(help);
     }
-    if !draft.runtime && !seen.contains(&"runtime") {
+    if missing("runtime") {
         reader.error(start, "runtime", "`runtime` is missing").help("add `runtime: atlas`");
-    }
-    if draft.model.as_deref() == Some(EMBEDDED_MODEL) && draft.model_revision.is_some() {
-        reader.error(start, "model_revision", "the embedded model has no revisions").help("remove `model_revision`");
     }
 }
 

@@ -98,11 +98,9 @@ static RULES: &[Rule] = &[
         name: "one way of drafting",
         keys: &["dflash", "speculative", "ngram_speculative"],
         check: |view| {
+            // `speculative: false` beside a drafter only says that the checkpoint's own head stays off.
             let (dflash, ngram) = (view.options.dflash, view.options.ngram_speculative);
             match view.options.speculative {
-                Some(Speculative::Off) if dflash || ngram => {
-                    conflict("`speculative: off` contradicts a drafter that is switched on", "remove one of the two")
-                }
                 Some(Speculative::Dflash) if dflash && !ngram => {
                     redundant("`dflash: true` says again what `speculative: dflash` says", "remove `dflash`")
                 }
@@ -285,7 +283,7 @@ static RULES: &[Rule] = &[
             Some((
                 Breach::Policy,
                 format!("`host: {host}` is reachable by others and no API key is set; Atlas will listen on 127.0.0.1"),
-                "set `api_key_file`, or `allow_unauthenticated: true` if everybody may use it".to_owned(),
+                "set `api_key_file`; or pass `--allow-unauthenticated` if everybody may use it".to_owned(),
             ))
         },
     },

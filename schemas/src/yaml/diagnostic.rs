@@ -98,7 +98,7 @@ impl Diagnostic {
         let Some(line) = source.text.lines().nth(self.line - 1) else { return self };
         let in_line = self.span.slice(source.text).lines().next().unwrap_or_default().trim_end();
         self.end_column = self.column + in_line.chars().count().max(1);
-        self.snippet = Some(line.trim_end().to_owned());
+        self.snippet = Some(without_secret(line.trim_end()));
         self
     }
 
@@ -106,4 +106,16 @@ impl Diagnostic {
     pub fn is_error(&self) -> bool {
         self.severity == Severity::Error
     }
+}
+
+/// The line, with the value of anything that is called like a secret hidden.
+fn without_secret(line: &str) -> String {
+    const WORDS: [&str; 5] = ["api_key", "auth_token", "token", "secret", "password"];
+    let Some((key, value)) = line.split_once(':') else { return line.to_owned() };
+    let lower = key.to_ascii_lowercase().replace('-', "_");
+    let names_a_secret = WORDS.iter().any(|word| lower.ends_with(word) || lower.ends_with(&format!("{word}\"")));
+    if names_a_secret && !value.trim().is_empty() {
+        return format!("{key}: {}", crate::serve_options::Secret::PLACEHOLDER);
+    }
+    line.to_owned()
 }

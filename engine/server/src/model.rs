@@ -1,0 +1,50 @@
+//! The loaded model as the server uses it.
+
+use crate::error::ApiError;
+use atlas_engine::engine::EngineHandle;
+use atlas_engine::text::chat_template::ChatTemplate;
+use atlas_engine::text::parser::{ReasoningFormat, ToolFormat};
+use atlas_engine::text::tokenizer::Tokenizer;
+
+/// Everything that belongs to the model: the engine, and how text goes in and out.
+#[derive(Clone)]
+pub struct ServedModel {
+    pub(crate) engine: EngineHandle,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) tools: ToolFormat,
+    pub(crate) reasoning: ReasoningFormat,
+    /// Special tokens that are markup of tool calls or reasoning, and so must reach the parser as text.
+    pub(crate) markup_tokens: Vec<u32>,
+    /// Bytes of the longest token.
+    longest_token: usize,
+}
+
+impl ServedModel {
+    /// Without a template, only `/v1/completions` works. The formats say how the model writes tool calls and reasoning.
+    pub fn new(
+        engine: EngineHandle,
+        tokenizer: Tokenizer,
+        template: Option<ChatTemplate>,
+        tools: ToolFormat,
+        reasoning: ReasoningFormat,
+    ) -> Self {
+        let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
+        let longest_token = ids.filter_map(|id| Some(tokenizer.token_bytes(id)?.len())).max().unwrap_or(1).max(1);
+        let markup = ["<think>", "</think>", "<tool_call>", "</tool_call>"];
+        let markup_tokens = markup.into_iter().filter_map(|token| tokenizer.token_to_id(token)).collect();
+        Self { engine, tokenizer, template, tools, reasoning, markup_tokens, longest_token }
+    }
+
+    /// Token ids of a client's text. Control tokens in it count, as a prompt that the client templated has them.
+    pub(crate) fn encode(&self, text: &str, add_special: bool, field: &'static str) -> Result<Vec<u32>, ApiError> {
+        self.check_length(text.len(), field)?;
+        self.tokenizer.encode(text, add_special, true).map_err(|error| ApiError::field(field, error))
+    }
+
+    /// Refuses a text that cannot fit the context even in the longest tokens, before any work is spent on it.
+    pub(crate) fn check_length(&self, bytes: usize, field: &'static str) -> Result<(), ApiError> {
+        let (least, max_context) = (bytes / self.longest_token, self.engine.info().max_context);
+        if least > max_context { Err(ApiError::context_length(field, least, max_context)) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,183 @@
+use super::super::filters::by_rank;
+use super::*;
+use proptest::prelude::*;
+
+fn sampled(temperature: f32) -> SamplingParams {
+    SamplingParams { temperature, ..Default::default() }
+}
+
+#[test]
+fn greedy_takes_the_largest_penalised_logit_and_the_lower_id() {
+    let mut greedy = Sampler::new(&SamplingParams::default(), &[], 4);
+    assert_eq!(greedy.choose(&[1.0, 3.0, 3.0, 2.0], 0), Ok(1));
+    assert_eq!(greedy.choose(&[f32::NEG_INFINITY, -9.0, f32::NEG_INFINITY, -9.0], 0), Ok(1));
+    let params = SamplingParams { repetition_penalty: 2.0, ..Default::default() };
+    assert_eq!(Sampler::new(&params, &[1], 3).choose(&[1.0, 3.0, 2.0], 0), Ok(2));
+    let params = SamplingParams { logit_bias: vec![(0, 100.0)], ..Default::default() };
+    assert_eq!(Sampler::new(&params, &[], 3).choose(&[1.0, 3.0, 2.0], 0), Ok(0));
+    let params = SamplingParams { frequency_penalty: 0.6, ..Default::default() };
+    let mut sampler = Sampler::new(&params, &[1, 1, 1], 2);
+    let logits = [1.0, 2.0];
+    let mut chosen = Vec::new();
+    for position in 0..4 {
+        chosen.push(sampler.choose(&logits, position).unwrap());
+        sampler.accept(chosen[chosen.len() - 1]);
+    }
+    assert_eq!(chosen, [1, 1, 0, 1]);
+}
+
+#[test]
+fn unusable_logits_are_errors() {
+    for params in [SamplingParams::default(), sampled(1.0)] {
+        let mut sampler = Sampler::new(&params, &[], 3);
+        assert_eq!(sampler.choose(&[1.0, f32::NAN, 2.0], 0), Err(SamplingError::NotANumber { id: 1 }));
+        assert_eq!(sampler.choose(&[1.0, 2.0, f32::INFINITY], 0), Err(SamplingError::NotANumber { id: 2 }));
+        assert_eq!(sampler.choose(&[f32::NEG_INFINITY; 3], 0), Err(SamplingError::NothingAllowed));
+        assert_eq!(sampler.choose(&[1.0], 0), Err(SamplingError::WrongLength { got: 1, vocab: 3 }));
+        assert!(sampler.choose(&[1.0, 2.0, 3.0], 0).is_ok());
+        assert_eq!(Sampler::new(&params, &[], 0).choose(&[], 0), Err(SamplingError::NothingAllowed));
+    }
+}
+
+#[test]
+fn extreme_numbers_are_no_trouble() {
+    let logits = [-3e38, 3e38, 0.0, 2.9e38];
+    assert_eq!(Sampler::new(&sampled(1e-30), &[], 4).choose(&logits, 0), Ok(1));
+    assert_eq!(Sampler::new(&sampled(2.0), &[], 4).choose(&logits, 0), Ok(1));
+    let params = SamplingParams { top_p: 0.0, top_k: u32::MAX, min_p: 1.0, ..sampled(1.0) };
+    assert_eq!(Sampler::new(&params, &[], 4).choose(&logits, 0), Ok(1));
+}
+
+/// Pearson's statistic of `draws` choices against the softmax of `logits` over the ids that pass the filters.
+fn chi_square(params: &SamplingParams, logits: &[f32], passing: &[u32], draws: u64) -> f64 {
+    let mut sampler = Sampler::new(params, &[], logits.len());
+    let mut counts = vec![0u64; logits.len()];
+    for position in 0..draws {
+        counts[sampler.choose(logits, position).unwrap() as usize] += 1;
+    }
+    let weight = |id: u32| (f64::from(logits[id as usize]) / f64::from(params.temperature)).exp();
+    let total: f64 = passing.iter().map(|&id| weight(id)).sum();
+    assert_eq!(passing.iter().map(|&id| counts[id as usize]).sum::<u64>(), draws, "a filtered token was chosen");
+    let term = |&id: &u32| {
+        let expected = draws as f64 * weight(id) / total;
+        (counts[id as usize] as f64 - expected).powi(2) / expected
+    };
+    passing.iter().map(term).sum()
+}
+
+#[test]
+fn frequencies_are_the_softmax() {
+    let logits = [0.3, 1.7, -0.4, 0.9, 2.2, -1.0, 0.0, 1.1];
+    // 0.999 quantiles of chi-square with 7, 2 and 3 degrees of freedom.
+    for seed in 0..6 {
+        let all: Vec<u32> = (0..8).collect();
+        let statistic = chi_square(&SamplingParams { seed, ..sampled(1.0) }, &logits, &all, 40_000);
+        assert!(statistic < 24.32, "seed {seed}: {statistic}");
+        let statistic = chi_square(&SamplingParams { seed, ..sampled(0.6) }, &logits, &all, 40_000);
+        assert!(statistic < 24.32, "seed {seed}, cold: {statistic}");
+        let top_k = SamplingParams { seed, top_k: 3, ..sampled(1.3) };
+        let statistic = chi_square(&top_k, &logits, &[4, 1, 7], 40_000);
+        assert!(statistic < 13.82, "seed {seed}, top-k: {statistic}");
+        // Probabilities 0.39, 0.24, 0.13, 0.11, …: 0.8 is reached by the fourth.
+        let top_p = SamplingParams { seed, top_p: 0.8, ..sampled(1.0) };
+        let statistic = chi_square(&top_p, &logits, &[4, 1, 7, 3], 40_000);
+        assert!(statistic < 16.27, "seed {seed}, top-p: {statistic}");
+    }
+}
+
+#[test]
+fn neighbouring_positions_and_seeds_are_independent() {
+    // Pairs of choices over two equally likely tokens: four cells, three degrees of freedom.
+    let pair_statistic = |pairs: &mut dyn Iterator<Item = (u32, u32)>| {
+        let mut cells = [0f64; 4];
+        for (a, b) in pairs.take(20_000) {
+            cells[(2 * a + b) as usize] += 1.0;
+        }
+        cells.iter().map(|c| (c - 5_000.0).powi(2) / 5_000.0).sum::<f64>()
+    };
+    let choose = |seed, position| {
+        Sampler::new(&SamplingParams { seed, ..sampled(1.0) }, &[], 2).choose(&[0.0, 0.0], position).unwrap()
+    };
+    assert!(pair_statistic(&mut (0..).map(|p| (choose(1, p), choose(1, p + 1)))) < 16.27);
+    assert!(pair_statistic(&mut (0..).map(|s| (choose(s, 9), choose(s + 1, 9)))) < 16.27);
+}
+
+/// The definition without shortcuts: sort all candidates, filter, try each with its noise.
+fn reference(params: &SamplingParams, logits: &[f32], position: u64) -> u32 {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut all: Vec<Candidate> =
+        (0..).zip(logits).map(|(id, l)| Candidate { score: (l - largest) / params.temperature, id }).collect();
+    let filters = Filters { top_k: params.top_k as usize, top_p: params.top_p, min_p: params.min_p };
+    filters.apply(&mut all);
+    all.sort_by(by_rank);
+    let value = |c: &Candidate| c.score + Noise::new(params.seed, position).gumbel(c.id);
+    let best = all.iter().max_by(|a, b| value(a).total_cmp(&value(b)).then(b.id.cmp(&a.id)));
+    best.unwrap().id
+}
+
+fn params_strategy() -> impl Strategy<Value = SamplingParams> {
+    (
+        0.05f32..2.0,
+        prop_oneof![Just(0u32), 1u32..20],
+        prop_oneof![Just(1.0f32), 0.0f32..1.0],
+        prop_oneof![Just(0.0f32), 0.0f32..0.5],
+        any::<u64>(),
+        prop_oneof![Just(1.0f32), 0.5f32..2.0],
+        prop_oneof![Just(0.0f32), -1.0f32..1.0],
+    )
+        .prop_map(|(temperature, top_k, top_p, min_p, seed, repetition_penalty, penalty)| SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            repetition_penalty,
+            presence_penalty: penalty,
+            frequency_penalty: penalty / 2.0,
+            logit_bias: vec![(1, penalty)],
+        })
+}
+
+fn logits_strategy() -> impl Strategy<Value = Vec<f32>> {
+    let logit = prop_oneof![-30.0f32..30.0, (-3i8..3).prop_map(f32::from), Just(f32::NEG_INFINITY)];
+    prop::collection::vec(logit, 3..600).prop_filter("one finite logit", |l| l.iter().any(|l| l.is_finite()))
+}
+
+proptest! {
+    #[test]
+    fn shortcuts_do_not_change_the_choice(
+        params in params_strategy(), logits in logits_strategy(), position: u64,
+    ) {
+        let plain = SamplingParams {
+            repetition_penalty: 1.0, presence_penalty: 0.0, frequency_penalty: 0.0, logit_bias: vec![], ..params
+        };
+        let mut sampler = Sampler::new(&plain, &[], logits.len());
+        prop_assert_eq!(sampler.choose(&logits, position), Ok(reference(&plain, &logits, position)));
+        // The sampler keeps nothing from one row to the next.
+        prop_assert_eq!(sampler.choose(&logits, position), Ok(reference(&plain, &logits, position)));
+    }
+
+    #[test]
+    fn verify_rows_choose_what_decode_rows_do(
+        params in params_strategy(),
+        logits in logits_strategy(),
+        prompt in prop::collection::vec(0u32..20, 0..10),
+        history in prop::collection::vec(0u32..20, 0..10),
+        drafts in prop::collection::vec(0u32..20, 0..5),
+        greedy: bool,
+    ) {
+        let params = if greedy { SamplingParams { temperature: 0.0, ..params } } else { params };
+        let mut verify = Sampler::new(&params, &prompt, logits.len());
+        let mut decode = verify.clone();
+        for &token in &history {
+            verify.accept(token);
+            decode.accept(token);
+        }
+        let drafted = verify.choose_with(&logits, 77, &drafts);
+        for &token in &drafts {
+            decode.accept(token);
+        }
+        prop_assert_eq!(drafted, decode.choose(&logits, 77));
+        prop_assert_eq!(verify.choose_with(&logits, 77, &drafts), drafted);
+    }
+}

@@ -1,0 +1,244 @@
+//! Chat templates: messages and tools to the model's prompt format.
+//!
+//! Templates are Jinja as transformers runs it: blocks trimmed, `tojson`, `strftime_now` and `raise_exception`
+//! defined, loop controls and Python's string and dict methods available. A template comes with a model and its
+//! input comes over the network, so the work and the output are bounded, whatever either holds.
+
+mod input;
+mod json;
+mod methods;
+mod source;
+
+use self::input::Converter;
+use super::control::{CUT, ControlTokens, Segment, without_marks};
+use super::tokenizer::{MAX_TEXT_BYTES, Tokenizer};
+use crate::errors::EngineError;
+use jiff::Zoned;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, Error, ErrorKind, Value};
+use std::sync::Arc;
+
+/// The longest template source, in bytes.
+const MAX_SOURCE_BYTES: usize = 1 << 20;
+/// Fuel of every rendering. One unit is an instruction or 64 bytes of data.
+const BASE_FUEL: u64 = 300_000;
+/// More fuel for every value in the input: a template may look at each of them many times.
+const FUEL_PER_VALUE: u64 = 100;
+/// More fuel for the text in the input: enough to copy each byte sixteen times.
+const FUEL_PER_BYTES: usize = 4;
+/// No input gets more fuel than this.
+const MAX_FUEL: u64 = 20_000_000;
+/// Names that `kwargs` may not take.
+const RESERVED: [&str; 10] = [
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "bos_token",
+    "eos_token",
+    "raise_exception",
+    "strftime_now",
+    "namespace",
+];
+
+/// What a template renders.
+#[derive(Debug, Clone, Copy)]
+pub struct ChatInput<'a> {
+    /// A JSON array of message objects, in the shape of the chat completions API.
+    pub messages: &'a serde_json::Value,
+    /// A JSON array of tool definitions.
+    pub tools: Option<&'a serde_json::Value>,
+    /// End with the header of an assistant message.
+    pub add_generation_prompt: bool,
+    /// End in the middle of the last message, right after its content.
+    pub continue_final_message: bool,
+    /// Further variables of the template, such as `enable_thinking`.
+    pub kwargs: &'a serde_json::Map<String, serde_json::Value>,
+}
+
+type Clock = dyn Fn() -> Zoned + Send + Sync;
+
+/// A compiled chat template. Cheap to clone.
+#[derive(Clone)]
+pub struct ChatTemplate {
+    environment: Arc<Environment<'static>>,
+    bos: Option<String>,
+    eos: Option<String>,
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate").finish_non_exhaustive()
+    }
+}
+
+impl ChatTemplate {
+    /// Compiles a template; `bos` and `eos` become its `bos_token` and `eos_token`.
+    ///
+    /// # Errors
+    /// When the source is too long or is no valid template; the message has the line.
+    pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self, EngineError> {
+        Self::with_clock(source, bos, eos, Arc::new(Zoned::now))
+    }
+
+    /// Compiles the template that comes with a tokenizer.
+    ///
+    /// # Errors
+    /// When there is none, or as [`Self::new`].
+    pub fn of_tokenizer(tokenizer: &Tokenizer) -> Result<Self, EngineError> {
+        let source = tokenizer.chat_template().ok_or_else(|| {
+            EngineError::Template("the model has none (no chat_template.jinja, none in tokenizer_config.json)".into())
+        })?;
+        Self::new(&source, tokenizer.bos_token(), tokenizer.eos_token())
+    }
+
+    /// As [`Self::new`], with the clock that `strftime_now` reads.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_clock(
+        source: &str,
+        bos: Option<&str>,
+        eos: Option<&str>,
+        clock: Arc<Clock>,
+    ) -> Result<Self, EngineError> {
+        if source.len() > MAX_SOURCE_BYTES {
+            let message = format!("the source has {} bytes; at most {MAX_SOURCE_BYTES} are compiled", source.len());
+            return Err(EngineError::Template(message));
+        }
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(report)?;
+        environment.set_syntax(syntax);
+        environment.add_filter("tojson", json::tojson);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", move |format: &str| {
+            jiff::fmt::strtime::format(format, &clock())
+                .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {e}")))
+        });
+        environment.add_template_owned("chat", source::without_generation_tags(source)).map_err(report)?;
+        Ok(Self { environment: Arc::new(environment), bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) })
+    }
+
+    /// Renders a prompt as one text, in which control tokens from contents look like the template's own. Fit for
+    /// showing; for the model use [`Self::render_segments`].
+    ///
+    /// # Errors
+    /// When the template fails, raises an exception (whose message is the error's), or does too much.
+    pub fn render(&self, input: &ChatInput<'_>) -> Result<String, EngineError> {
+        let segments = self.render_segments(input, &Arc::new(ControlTokens::new([])?))?;
+        Ok(segments.into_iter().map(|segment| segment.text).collect())
+    }
+
+    /// Renders a prompt in segments that tell the template's control tokens from those that messages, tools and
+    /// `kwargs` spell out. See [`super::control`].
+    ///
+    /// # Errors
+    /// As [`Self::render`].
+    pub fn render_segments(
+        &self,
+        input: &ChatInput<'_>,
+        controls: &Arc<ControlTokens>,
+    ) -> Result<Vec<Segment>, EngineError> {
+        let mut converter = Converter::new(controls);
+        let context = self.context(input, &mut converter)?;
+        let mut environment = Environment::clone(&self.environment);
+        environment.set_fuel(Some(fuel(&converter)));
+        methods::install(&mut environment, controls);
+        let mut output = BoundedOutput(Vec::new());
+        let template = environment.get_template("chat").map_err(report)?;
+        template.render_captured_to(context, &mut output).map_err(report)?;
+        let rendered = String::from_utf8(output.0)
+            .map_err(|_| EngineError::Template("the template rendered something that is not UTF-8".into()))?;
+        let end = match input.continue_final_message {
+            false => rendered.len(),
+            true => rendered.rfind(CUT).ok_or_else(|| {
+                EngineError::Template(
+                    "the template does not render the final message, so it cannot be continued".into(),
+                )
+            })?,
+        };
+        Ok(controls.segments(&rendered[..end]))
+    }
+
+    fn context(&self, input: &ChatInput<'_>, converter: &mut Converter<'_>) -> Result<Value, EngineError> {
+        if let Some(name) = input.kwargs.keys().find(|name| RESERVED.contains(&name.as_str())) {
+            let message = format!("chat_template_kwargs must not set {name:?}; the request itself does");
+            return Err(EngineError::Template(message));
+        }
+        if input.add_generation_prompt && input.continue_final_message {
+            let message = "add_generation_prompt and continue_final_message exclude each other; set one of them";
+            return Err(EngineError::Template(message.into()));
+        }
+        let messages = converter.messages(input.messages, input.continue_final_message)?;
+        let tools = input.tools.map_or(Ok(Value::from(())), |tools| converter.value(tools))?;
+        let mut context: Vec<(String, Value)> = vec![
+            ("messages".into(), messages),
+            ("tools".into(), tools),
+            ("documents".into(), Value::from(())),
+            ("add_generation_prompt".into(), input.add_generation_prompt.into()),
+        ];
+        for (name, token) in [("bos_token", &self.bos), ("eos_token", &self.eos)] {
+            context.push((name.into(), token.as_deref().unwrap_or_default().into()));
+        }
+        for (name, value) in input.kwargs {
+            context.push((name.clone(), converter.value(value)?));
+        }
+        Ok(context.into_iter().collect())
+    }
+}
+
+fn fuel(converter: &Converter<'_>) -> u64 {
+    let bytes = (converter.bytes / FUEL_PER_BYTES) as u64;
+    let values = (converter.values as u64).saturating_mul(FUEL_PER_VALUE);
+    BASE_FUEL.saturating_add(bytes).saturating_add(values).min(MAX_FUEL)
+}
+
+/// The exception a template raises on purpose.
+#[derive(Debug, thiserror::Error)]
+#[error("raised by the template")]
+struct Raised;
+
+fn raise_exception(message: &str) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()).with_source(Raised))
+}
+
+struct BoundedOutput(Vec<u8>);
+
+impl std::io::Write for BoundedOutput {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_TEXT_BYTES {
+            return Err(std::io::Error::other(format!("the prompt has more than {MAX_TEXT_BYTES} bytes")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An error as a user needs it: the template's own words, or what is wrong with it and where.
+fn report(error: Error) -> EngineError {
+    use std::error::Error as _;
+    let detail = without_marks(error.detail().unwrap_or_default());
+    if error.source().is_some_and(|source| source.is::<Raised>()) {
+        return EngineError::Template(detail.into_owned());
+    }
+    if error.kind() == ErrorKind::OutOfFuel {
+        return EngineError::Template("rendering takes more work than its input justifies; it was stopped".into());
+    }
+    let mut message = error.line().map(|line| format!("line {line}: ")).unwrap_or_default();
+    message += &error.kind().to_string();
+    for part in [detail.into_owned(), error.source().map(ToString::to_string).unwrap_or_default()] {
+        if !part.is_empty() {
+            message += ": ";
+            message += &part;
+        }
+    }
+    EngineError::Template(message)
+}
+
+#[cfg(test)]
+mod tests;

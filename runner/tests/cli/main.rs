@@ -1,0 +1,4 @@
+//! The `atlas` binary from outside: its commands, exit codes, files and processes.
+
+mod jobs;
+mod support;
