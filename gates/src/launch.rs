@@ -14,8 +14,12 @@ use tokio::time::timeout;
 
 /// How many of the process's last lines an error quotes.
 const TAIL_LINES: usize = 20;
-/// A process that was asked to stop may take so long.
-const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// A process that was asked to stop may take so long: it may have a server of its own to stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(45);
+/// A process that closed its output may take so long to end.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// What it says when it is ready is not longer than this.
+const MAX_READY_BYTES: usize = 64 << 10;
 
 /// Why a target did not start.
 #[derive(Debug, Error)]
@@ -51,6 +55,8 @@ pub trait Launcher {
 pub struct Launched {
     /// Where it listens.
     pub url: String,
+    /// All that it said when it was ready.
+    pub ready: Value,
     child: Option<Child>,
 }
 
@@ -67,8 +73,8 @@ impl Launched {
     }
 }
 
-/// Starts a program that prints one line of JSON with a `url` on stdout when it is ready, as `atlas serve MODEL
-/// --port 0 --json` does.
+/// Starts a program that prints a JSON object with a `url` on stdout when it is ready, as `atlas serve MODEL --port 0
+/// --json` and `atlas run RECIPE --port 0 --json` do.
 #[derive(Debug, Clone)]
 pub struct ProcessLauncher {
     /// The program.
@@ -95,9 +101,9 @@ impl Launcher for ProcessLauncher {
             tokio::spawn(tail.clone().follow(stderr));
         }
         let stdout = child.stdout.take();
-        let message = match timeout(self.limit, ready_url(stdout, &tail)).await {
-            Ok(Some(url)) => return Ok(Launched { url, child: Some(child) }),
-            Ok(None) => match timeout(STOP_TIMEOUT, child.wait()).await {
+        let message = match timeout(self.limit, ready(stdout, &tail)).await {
+            Ok(Some((url, ready))) => return Ok(Launched { url, ready, child: Some(child) }),
+            Ok(None) => match timeout(EXIT_TIMEOUT, child.wait()).await {
                 Ok(Ok(status)) => format!("ended before it was ready ({status})"),
                 _ => "closed its output before it was ready".into(),
             },
@@ -108,18 +114,29 @@ impl Launcher for ProcessLauncher {
     }
 }
 
-/// The `url` of the first line that is a JSON object with one; the rest of the output goes to `tail`.
-async fn ready_url(stdout: Option<ChildStdout>, tail: &Tail) -> Option<String> {
-    let mut lines = BufReader::new(stdout?).lines();
+/// The first JSON object with a `url`, on one line or on several; the rest of the output goes to `tail`.
+async fn ready(stdout: Option<ChildStdout>, tail: &Tail) -> Option<(String, Value)> {
+    let (mut lines, mut object) = (BufReader::new(stdout?).lines(), String::new());
     while let Ok(Some(line)) = lines.next_line().await {
-        let url =
-            serde_json::from_str::<Value>(&line).ok().and_then(|value| Some(value.get("url")?.as_str()?.to_owned()));
-        if url.is_some() {
-            // Go on reading, or the process blocks when the pipe is full.
-            tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-            return url;
+        if object.is_empty() && !line.starts_with('{') {
+            tail.push(line);
+            continue;
         }
-        tail.push(line);
+        object += &line;
+        match serde_json::from_str::<Value>(&object) {
+            Ok(ready) => {
+                object.clear();
+                if let Some(url) = ready.get("url").and_then(Value::as_str) {
+                    // Go on reading, or the process blocks when the pipe is full.
+                    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+                    return Some((url.to_owned(), ready));
+                }
+            }
+            Err(error) if !error.is_eof() || object.len() > MAX_READY_BYTES => {
+                tail.push(std::mem::take(&mut object));
+            }
+            Err(_) => {}
+        }
     }
     None
 }
@@ -168,9 +185,11 @@ mod tests {
 
     #[tokio::test]
     async fn reads_the_ready_line_and_stops() {
-        let launched =
-            shell("echo loading; echo '{\"url\":\"http://127.0.0.1:1\"}'; exec sleep 60").launch().await.unwrap();
-        assert_eq!(launched.url, "http://127.0.0.1:1");
+        let script =
+            "echo loading; echo '{\"event\":\"bound\"}'; echo '{'; echo ' \"url\":\"http://127.0.0.1:1\", \"n\":7';
+                      echo '}'; echo more; exec sleep 60";
+        let launched = shell(script).launch().await.unwrap();
+        assert_eq!((launched.url.as_str(), &launched.ready["n"]), ("http://127.0.0.1:1", &Value::from(7)));
         let pid = launched.child.as_ref().unwrap().id().unwrap();
         assert!(alive(pid));
         launched.stop().await;

@@ -5,6 +5,7 @@
 
 pub mod baseline;
 pub mod bench;
+pub mod changed;
 pub mod client;
 pub mod compare;
 pub mod data;

@@ -28,17 +28,12 @@ pub fn sha256_file(path: &Path) -> io::Result<String> {
     }
 }
 
-/// sha256 over the names and contents of a model folder's `*.safetensors`, in the order of their names. None if the
-/// folder has none.
-pub fn weights_hash(folder: &Path) -> io::Result<Option<String>> {
-    let mut files: Vec<_> = std::fs::read_dir(folder)?.collect::<Result<Vec<_>, _>>()?;
-    files.retain(|entry| entry.path().extension().is_some_and(|extension| extension == "safetensors"));
-    files.sort_by_key(|entry| entry.file_name());
-    let mut listing = String::new();
-    for file in &files {
-        listing += &format!("{}  {}\n", sha256_file(&file.path())?, file.file_name().to_string_lossy());
-    }
-    Ok((!files.is_empty()).then(|| sha256(listing.as_bytes())))
+/// sha256 over a model's weight files, given as name and sha256 each: over the lines `SHA256  NAME`, sorted by name.
+/// None if there are none.
+pub fn weights_hash(mut files: Vec<(String, String)>) -> Option<String> {
+    files.sort();
+    let listing: String = files.iter().map(|(name, hash)| format!("{hash}  {name}\n")).collect();
+    (!files.is_empty()).then(|| sha256(listing.as_bytes()))
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -102,14 +97,18 @@ mod tests {
         let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(sha256(b"abc"), abc);
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(weights_hash(folder.path()).unwrap(), None);
-        std::fs::write(folder.path().join("b.safetensors"), b"abc").unwrap();
-        assert_eq!(sha256_file(&folder.path().join("b.safetensors")).unwrap(), abc);
-        let one = weights_hash(folder.path()).unwrap();
-        std::fs::write(folder.path().join("config.json"), b"{}").unwrap();
-        assert_eq!(weights_hash(folder.path()).unwrap(), one, "only weights count");
-        std::fs::write(folder.path().join("a.safetensors"), b"x").unwrap();
-        assert_ne!(weights_hash(folder.path()).unwrap(), one);
+        std::fs::write(folder.path().join("b"), b"abc").unwrap();
+        assert_eq!(sha256_file(&folder.path().join("b")).unwrap(), abc);
+    }
+
+    #[test]
+    fn the_weights_hash_is_of_names_and_contents() {
+        let files =
+            |files: &[(&str, &str)]| weights_hash(files.iter().map(|(n, h)| ((*n).into(), (*h).into())).collect());
+        assert_eq!(files(&[]), None);
+        assert_eq!(files(&[("a", "1")]), Some(sha256(b"1  a\n")));
+        assert_eq!(files(&[("b", "2"), ("a", "1")]), files(&[("a", "1"), ("b", "2")]));
+        assert_ne!(files(&[("a", "1")]), files(&[("b", "1")]));
     }
 
     #[test]

@@ -438,6 +438,34 @@ pub struct GateReport {
     pub rows: Vec<ReportRow>,
 }
 
+/// What a change must prove: the output of `atlas gate check --changed REF --json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GateChangeReport {
+    /// Version of this format: [`GATE_VERSION`].
+    pub schema_version: u32,
+    /// The worst of all verdicts; a change that touches no recipe passes.
+    pub verdict: Verdict,
+    /// The revision that was compared with.
+    pub reference: String,
+    /// One entry a recipe that was added or changed.
+    pub recipes: Vec<ChangedRecipe>,
+}
+
+/// One recipe of a change.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangedRecipe {
+    /// The file, relative to the repository.
+    pub file: String,
+    /// The worst of its verdicts.
+    pub verdict: Verdict,
+    /// What is wrong with the recipe or its proofs.
+    pub problems: Vec<String>,
+    /// One judgement a hardware class.
+    pub reports: Vec<GateReport>,
+}
+
 /// The judgement of one metric. Values are fractions of the roofline where the kind is `roofline`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
