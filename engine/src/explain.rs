@@ -8,6 +8,7 @@ use crate::model::{LoadOptions, sizes};
 use crate::plan::Cost;
 use crate::weights::safetensors::Tensors;
 use crate::weights::{ModelFiles, loader};
+use atlas_kernels::KvDtype;
 use serde::Serialize;
 
 /// A machine, as far as the roofline needs it.
@@ -151,7 +152,10 @@ pub fn explain_spec(
         }
     }
     let (sizes, context) = sizes(spec, options)?;
-    let kv_element = options.kv_dtype.element_bytes();
+    let kv_element = match options.kv_dtype {
+        KvDtype::F32 => 4.0,
+        KvDtype::Bf16 => 2.0,
+    };
     let costs = plan.costs(|param| bytes.get(&param.name).copied().unwrap_or(0), kv_element, sizes.ring_rows);
     let mut total = CostJson::default();
     let mut sublayers = Vec::new();

@@ -10,7 +10,7 @@ use crate::errors::EngineError;
 use crate::plan::Plan;
 use crate::weights::safetensors::Tensors;
 use crate::weights::{ModelFiles, Weights, loader, synthetic};
-use atlas_kernels::rope::KvDtype;
+use atlas_kernels::KvDtype;
 
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy)]

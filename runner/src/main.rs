@@ -1,6 +1,7 @@
 //! The `atlas` binary: from a recipe's name to a verified, running model.
 
 mod commands;
+mod embedded;
 mod engine_host;
 mod errors;
 mod host;

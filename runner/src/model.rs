@@ -1,10 +1,8 @@
 //! From a model's name to the folder that holds it.
 
+use crate::embedded::NAME as EMBEDDED;
 use crate::errors::CliError;
 use std::path::{Path, PathBuf};
-
-/// The name of the model inside the binary.
-pub(crate) const EMBEDDED: &str = "embedded";
 
 /// Where a model's files are.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use atlas_engine::schedule::batch::WantLogits;
 use atlas_engine::session::Session;
 use atlas_engine::weights::safetensors::Tensors;
 use atlas_engine::weights::{ModelFiles, loader};
-use atlas_kernels::linear::PackedMatrix;
+use atlas_kernels::PackedMatrix;
 use std::collections::HashMap;
 
 /// Keeps the residual stream after each layer, and the input of the output projection.

@@ -10,7 +10,7 @@ use atlas_engine::cache::{Caches, Sequence};
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::schedule::StepBatch;
 use atlas_engine::schedule::batch::WantLogits;
-use atlas_kernels::rope::KvDtype;
+use atlas_kernels::KvDtype;
 
 /// A deterministic token sequence.
 fn tokens(seed: u32, len: usize) -> Vec<u32> {

@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn names_the_field_that_json_itself_cannot_hold() {
         let error = Fields::parse(br#"{"model": "m", "top_p": 1e400}"#).unwrap_err();
-        insta::assert_snapshot!(problem(error), @"top_p: number out of range at line 1 column 30");
+        insta::assert_snapshot!(problem(error), @"top_p: number out of range at line 1 column 29");
         let error = Fields::parse(br#"{"model": "m", "top_p": NaN}"#).unwrap_err();
         insta::assert_snapshot!(problem(error), @"top_p: expected value at line 1 column 25");
     }
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn refuses_duplicate_fields_and_deep_nesting() {
         let error = Fields::parse(br#"{"n": 1, "n": 2}"#).unwrap_err();
-        insta::assert_snapshot!(problem(error), @"n: the field is given twice at line 1 column 15");
+        insta::assert_snapshot!(problem(error), @"n: the field is given twice at line 1 column 16");
         let deep = format!("{{\"messages\": {}", "[".repeat(100_000));
         assert!(problem(Fields::parse(deep.as_bytes()).unwrap_err()).starts_with("messages: recursion limit exceeded"));
     }

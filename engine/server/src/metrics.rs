@@ -22,16 +22,14 @@ const TIME_TO_FIRST_TOKEN: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0, 640.0, 2560.0,
 ];
-const INTER_TOKEN: [f64; 19] = [
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-];
+const INTER_TOKEN: [f64; 19] =
+    [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0];
 const REQUEST: [f64; 21] = [
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
 ];
-const TOKENS: [f64; 18] = [
-    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5,
-];
+const TOKENS: [f64; 18] =
+    [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5];
 
 /// Everything that is counted.
 #[derive(Debug)]
@@ -113,7 +111,13 @@ impl Metrics {
     }
 
     /// Counts the end of a generation; `usage` holds the engine's times if it saw the end.
-    pub(crate) fn finished(&self, reason: &'static str, watch: &TokenWatch, tokens: (usize, usize), usage: Option<&Usage>) {
+    pub(crate) fn finished(
+        &self,
+        reason: &'static str,
+        watch: &TokenWatch,
+        tokens: (usize, usize),
+        usage: Option<&Usage>,
+    ) {
         self.finished.get_or_create(&FinishLabels { finished_reason: reason }).inc();
         self.whole_request.observe(watch.submitted.elapsed().as_secs_f64());
         self.request_prompt_tokens.observe(tokens.0 as f64);

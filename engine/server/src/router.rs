@@ -1,9 +1,9 @@
 //! Routes and the layers around them.
 
 use crate::error::ApiError;
-use crate::guard::{auth, origin, request_id};
 use crate::guard::origin::OriginPolicy;
 use crate::guard::request_id::RequestId;
+use crate::guard::{auth, origin, request_id};
 use crate::state::AppState;
 use crate::{chat, completions, health, metrics, models, tokenize};
 use axum::Router;

@@ -2,8 +2,8 @@
 
 use crate::config::{ConfigError, Limits};
 use crate::router::router;
-use crate::state::{AppState, Phase};
 use crate::stall::StallTimeout;
+use crate::state::{AppState, Phase};
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};

@@ -102,7 +102,8 @@ pub(crate) fn check_response_format(fields: &mut Fields) -> Result<(), ApiError>
 
 /// Equality in which 1 and 1.0 are the same.
 fn same(value: &Value, inert: &Value) -> bool {
-    value == inert || (inert.is_number() && value.as_f64().map(|number| json!(number)) == inert.as_f64().map(|n| json!(n)))
+    value == inert
+        || (inert.is_number() && value.as_f64().map(|number| json!(number)) == inert.as_f64().map(|n| json!(n)))
 }
 
 #[cfg(test)]

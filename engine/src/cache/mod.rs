@@ -12,9 +12,9 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Tokens in a page of keys and values.
-pub const PAGE: usize = atlas_kernels::rope::PAGE;
+pub const PAGE: usize = atlas_kernels::PAGE;
 /// Tokens in a block of a recurrence: anchors stand at its multiples (NUMERICS N5).
-pub const BLOCK: usize = atlas_kernels::delta::BLOCK;
+pub const BLOCK: usize = atlas_kernels::BLOCK;
 /// The anchor slot that always holds the zero state.
 pub const ZERO_ANCHOR: u32 = 0;
 

@@ -34,7 +34,7 @@ struct Shared {
     plain: Inner,
     /// Ids that `plain` gives to added tokens, where they are not the ids of `full`.
     plain_ids: HashMap<u32, u32>,
-    controls: ControlTokens,
+    controls: Arc<ControlTokens>,
     control_ids: HashSet<u32>,
     special_ids: HashSet<u32>,
     style: PieceStyle,
@@ -105,7 +105,7 @@ impl Tokenizer {
         Ok(Self(Arc::new(Shared {
             plain,
             plain_ids,
-            controls: ControlTokens::new(added.iter().filter(is_control).map(|(_, t)| t.content.clone()))?,
+            controls: Arc::new(ControlTokens::new(added.iter().filter(is_control).map(|(_, t)| t.content.clone()))?),
             control_ids: added.iter().filter(is_control).map(|(id, _)| *id).collect(),
             special_ids: added.iter().filter(|(_, t)| t.special).map(|(id, _)| *id).collect(),
             style,
@@ -228,7 +228,7 @@ impl Tokenizer {
     }
 
     /// The tokens whose spelling must not come from message contents.
-    pub fn control_tokens(&self) -> &ControlTokens {
+    pub fn control_tokens(&self) -> &Arc<ControlTokens> {
         &self.0.controls
     }
 

@@ -8,11 +8,10 @@ use crate::config::quant::WeightFormat;
 use crate::config::spec::{ModelSpec, ParamShape, ParamSpec};
 use crate::errors::EngineError;
 use ::safetensors::Dtype;
-use atlas_kernels::linear::{Dense, PackedMatrix};
+use atlas_kernels::{Dense, PackedMatrix};
 use std::collections::BTreeSet;
 
 /// A loaded parameter.
-#[derive(Debug)]
 pub enum Param {
     /// A projection or a table, packed for the device.
     Matrix(PackedMatrix),
@@ -21,7 +20,6 @@ pub enum Param {
 }
 
 /// The loaded parameters, in the order of the specification's list.
-#[derive(Debug)]
 pub struct Weights {
     params: Vec<Param>,
     /// Bytes of tensor data that were read from files.

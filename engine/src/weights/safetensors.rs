@@ -4,7 +4,8 @@
 
 use super::files::{Blob, ModelFiles};
 use crate::errors::EngineError;
-use ::safetensors::{Dtype, SafeTensors};
+use ::safetensors::Dtype;
+use ::safetensors::tensor::Metadata;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -88,9 +89,10 @@ impl Tensors {
                 blob.len
             )));
         }
-        let mut bytes = vec![0; 8 + header as usize];
-        blob.read_at(0, &mut bytes).map_err(|error| fail(format!("header: {error}")))?;
-        let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| fail(format!("header: {error}")))?;
+        let mut bytes = vec![0; header as usize];
+        blob.read_at(8, &mut bytes).map_err(|error| fail(format!("header: {error}")))?;
+        // Deserialising validates: shapes against offsets, and tensors that neither overlap nor leave gaps.
+        let metadata: Metadata = serde_json::from_slice(&bytes).map_err(|error| fail(format!("header: {error}")))?;
         let data = 8 + header;
         let file = self.files.len();
         let mut end = data;

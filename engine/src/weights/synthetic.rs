@@ -3,7 +3,7 @@
 use super::loader::{Param, Weights};
 use crate::config::WeightFormat;
 use crate::config::spec::{ParamShape, ParamSpec};
-use atlas_kernels::linear::{Dense, PackedMatrix};
+use atlas_kernels::{Dense, PackedMatrix};
 
 /// Makes the parameters of a plan in their declared formats. Values are small enough that activations stay finite.
 pub fn weights(params: &[ParamSpec], seed: u64) -> Weights {

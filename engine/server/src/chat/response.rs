@@ -136,7 +136,11 @@ impl Logprobs {
 
 impl TokenLogprob {
     fn of(scored: ScoredToken) -> Self {
-        let top = |(token, logprob): (TokenText, f32)| TopLogprob { token: token.text(), logprob: logprob.max(FLOOR), bytes: token.bytes };
+        let top = |(token, logprob): (TokenText, f32)| TopLogprob {
+            token: token.text(),
+            logprob: logprob.max(FLOOR),
+            bytes: token.bytes,
+        };
         Self {
             token: scored.token.text(),
             logprob: scored.logprob.unwrap_or(FLOOR).max(FLOOR),

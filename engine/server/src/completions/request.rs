@@ -91,15 +91,18 @@ fn prompts(value: Value, vocab_size: usize) -> Result<Vec<Prompt>, ApiError> {
     match items.first() {
         None => Err(ApiError::field("prompt", "the prompt is empty")),
         Some(Value::Number(_)) => Ok(vec![ids(&items, "prompt")?]),
-        Some(_) => items.into_iter().enumerate().map(|(index, item)| match item {
-            Value::String(text) => Ok(Prompt::Text(text)),
-            Value::Array(inner) => ids(&inner, &format!("prompt[{index}]")),
-            other => {
-                let problem = format!("must be text or token ids like the others, not {}", kind(&other));
-                Err(ApiError::field(format!("prompt[{index}]"), problem))
-            }
-        })
-        .collect(),
+        Some(_) => items
+            .into_iter()
+            .enumerate()
+            .map(|(index, item)| match item {
+                Value::String(text) => Ok(Prompt::Text(text)),
+                Value::Array(inner) => ids(&inner, &format!("prompt[{index}]")),
+                other => {
+                    let problem = format!("must be text or token ids like the others, not {}", kind(&other));
+                    Err(ApiError::field(format!("prompt[{index}]"), problem))
+                }
+            })
+            .collect(),
     }
 }
 
@@ -114,7 +117,9 @@ pub(crate) async fn encode(
         let model = state.ready_model()?;
         let encode = |prompt| match prompt {
             Prompt::Ids(ids) => Ok(EncodedPrompt { ids, text: None }),
-            Prompt::Text(text) => Ok(EncodedPrompt { ids: model.encode(&text, add_special, "prompt")?, text: Some(text) }),
+            Prompt::Text(text) => {
+                Ok(EncodedPrompt { ids: model.encode(&text, add_special, "prompt")?, text: Some(text) })
+            }
         };
         prompts.into_iter().map(encode).collect()
     };
@@ -166,7 +171,8 @@ mod tests {
         assert_eq!(read(r#"["a", "b"]"#).unwrap(), [text("a"), text("b")]);
         assert_eq!(read("[1, 2]").unwrap(), [Prompt::Ids(vec![1, 2])]);
         assert_eq!(read("[[1], [2, 9]]").unwrap(), [Prompt::Ids(vec![1]), Prompt::Ids(vec![2, 9])]);
-        let bad = ["[]", "3", "{}", "[1, \"a\"]", "[true]", "[[1], 2]", "[10]", "[-1]", "[1.5]", "[[[1]]]", "[4294967296]"];
+        let bad =
+            ["[]", "3", "{}", "[1, \"a\"]", "[true]", "[[1], 2]", "[10]", "[-1]", "[1.5]", "[[[1]]]", "[4294967296]"];
         for text in bad {
             assert!(read(text).is_err(), "{text}");
         }

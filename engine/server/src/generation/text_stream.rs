@@ -80,7 +80,12 @@ pub(crate) struct TextStream {
 }
 
 impl TextStream {
-    pub(crate) fn new(state: AppState, tokenizer: &Tokenizer, events: GenerateStream, mut options: TextOptions) -> Self {
+    pub(crate) fn new(
+        state: AppState,
+        tokenizer: &Tokenizer,
+        events: GenerateStream,
+        mut options: TextOptions,
+    ) -> Self {
         let detokenizer = match options.continuing {
             true => Detokenizer::continuing(tokenizer, false),
             false => Detokenizer::new(tokenizer, false),
@@ -191,7 +196,10 @@ impl TextStream {
             FinishReason::Deadline => self.state.config().deadline_finish.as_str(),
             FinishReason::Shutdown => {
                 self.state.metrics().finished("abort", &self.watch, self.counts(), Some(&usage));
-                return Err(ApiError::unavailable("server_stopping", "the server shut down before the answer was complete"));
+                return Err(ApiError::unavailable(
+                    "server_stopping",
+                    "the server shut down before the answer was complete",
+                ));
             }
         };
         let rest = self.detokenizer.finish();

@@ -31,7 +31,8 @@ impl FromRequest<AppState> for JsonBody {
             return Err(ApiError::media_type());
         }
         let limits = &state.config().limits;
-        let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let announced =
+            request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         if announced.is_some_and(|bytes: u64| bytes > limits.max_body_bytes as u64) {
             return Err(ApiError::body_too_large(limits.max_body_bytes));
         }
@@ -92,7 +93,9 @@ mod tests {
         for good in ["application/json", "Application/JSON; charset=utf-8", "application/vnd.x+json"] {
             assert!(check(good), "{good}");
         }
-        for bad in ["text/plain", "text/json", "application/x-www-form-urlencoded", "", "application/jsonp", "text/x+json"] {
+        for bad in
+            ["text/plain", "text/json", "application/x-www-form-urlencoded", "", "application/jsonp", "text/x+json"]
+        {
             assert!(!check(bad), "{bad}");
         }
         assert!(!is_json(&HeaderMap::new()));

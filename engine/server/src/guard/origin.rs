@@ -84,10 +84,9 @@ pub(crate) async fn check_origin(
         let message = "pages of this origin may not use this server; see --allowed-origins";
         return Err(ApiError::forbidden("origin_not_allowed", message));
     }
-    let preflight = request.method() == Method::OPTIONS
-        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
-    let mut response =
-        if preflight { answer_preflight(request.headers()) } else { next.run(request).await };
+    let preflight =
+        request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response = if preflight { answer_preflight(request.headers()) } else { next.run(request).await };
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("x-request-id, retry-after"));
@@ -138,8 +137,20 @@ mod tests {
             assert!(policy.check_host(&request("/", &[host])).is_ok(), "{host}");
         }
         let foreign = [
-            "evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "evil@localhost", "localhost@evil.example",
-            "localhost/v1/models?", "10.0.0.1", "0.0.0.0", "[::]", "", ":80", "localhost.", "127.1", "2130706433",
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.nip.io",
+            "evil@localhost",
+            "localhost@evil.example",
+            "localhost/v1/models?",
+            "10.0.0.1",
+            "0.0.0.0",
+            "[::]",
+            "",
+            ":80",
+            "localhost.",
+            "127.1",
+            "2130706433",
         ];
         for host in foreign {
             assert!(policy.check_host(&request("/", &[host])).is_err(), "{host}");
@@ -159,13 +170,13 @@ mod tests {
     #[test]
     fn origins() {
         let host = Authority::from_static("localhost:8888");
-        let welcome = |bound: &str, origin: &str| {
-            policy(bound).origin_is_welcome(&HeaderValue::from_str(origin).unwrap(), &host)
-        };
+        let welcome =
+            |bound: &str, origin: &str| policy(bound).origin_is_welcome(&HeaderValue::from_str(origin).unwrap(), &host);
         for origin in ["http://localhost:8888", "http://localhost:3000", "https://127.0.0.1", "https://chat.example"] {
             assert!(welcome("127.0.0.1:8888", origin), "{origin}");
         }
-        for origin in ["null", "", "https://evil.example", "https://chat.example.evil", "file://localhost", "localhost"] {
+        for origin in ["null", "", "https://evil.example", "https://chat.example.evil", "file://localhost", "localhost"]
+        {
             assert!(!welcome("127.0.0.1:8888", origin), "{origin}");
         }
         assert!(welcome("0.0.0.0:8888", "http://localhost:8888"), "the same origin");

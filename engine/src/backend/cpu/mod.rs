@@ -8,14 +8,11 @@ use crate::errors::EngineError;
 use crate::plan::{BufferId, Op, ParamId, Plan, QkvSpec, Rows, View};
 use crate::schedule::StepBatch;
 use crate::weights::Weights;
-use atlas_kernels::attention::{AttentionArgs, attention};
-use atlas_kernels::conv::{ConvRing, ConvSegment, causal_conv};
-use atlas_kernels::delta::{DeltaArgs, DeltaSegment, DeltaState, gated_delta};
-use atlas_kernels::linear::{LinearPart, linear};
-use atlas_kernels::math::{GateLayout, sigmoid_mul, silu_mul};
-use atlas_kernels::norm::{gated_rms_norm, rms_norm};
-use atlas_kernels::pool::Pool;
-use atlas_kernels::rope::{KvDtype, KvLayer, KvSegment, QkNorm, QkvLayout, RopeArgs, rope_and_store};
+use atlas_kernels::{
+    AttentionArgs, ConvRing, ConvSegment, DeltaArgs, DeltaSegment, DeltaState, GateLayout, KvDtype, KvLayer, KvSegment,
+    LinearPart, Pool, QkNorm, QkvLayout, RopeArgs, attention, causal_conv, gated_delta, gated_rms_norm, linear,
+    rms_norm, rope_and_store, sigmoid_mul, silu_mul,
+};
 
 /// The format of activations between operations (NUMERICS N2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
