@@ -38,6 +38,22 @@ pub fn compare(record: &GateRecord, baseline: &GateBaseline, only: Option<&BTree
     report
 }
 
+/// The judgement of a record that no baseline promises anything for: it fails.
+pub fn without_baseline(record: &GateRecord) -> GateReport {
+    let rows = record.suites.iter().flat_map(|(suite, result)| {
+        result.metrics.iter().map(|(metric, measured)| compare_metric(suite, metric, Some(measured), None))
+    });
+    GateReport {
+        schema_version: GATE_VERSION,
+        verdict: Verdict::Fail,
+        name: record.target.name.clone(),
+        class: record.class,
+        problems: vec![format!("{} has no baseline for class {}: bless one", record.target.name, record.class)],
+        notes: Vec::new(),
+        rows: rows.collect(),
+    }
+}
+
 /// The worst verdict of all rows; any problem fails.
 fn overall(report: &GateReport) -> Verdict {
     let of_problems = if report.problems.is_empty() { Verdict::Pass } else { Verdict::Fail };

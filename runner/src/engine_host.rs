@@ -13,7 +13,7 @@ use atlas_engine::text::parser::{ReasoningFormat, ToolFormat};
 use atlas_engine::text::tokenizer::Tokenizer;
 use atlas_engine::weights::ModelFiles;
 use atlas_engine::worker::{self, EngineOptions};
-use atlas_kernels::rope::KvDtype;
+use atlas_kernels::KvDtype;
 use atlas_schemas::serve_options::{
     self as options, Device, KvCacheDtype, KvDtype as KvOption, ReasoningParser, ServeOptions, ToolCallParser,
 };
@@ -76,6 +76,11 @@ pub(crate) fn self_test() -> Result<String, CliError> {
     Err(CliError::Failed("this build has no engine yet".to_owned()))
 }
 
+/// A model's files by the name that a user gives it: see [`crate::model::locate`].
+pub(crate) fn open(model: &str) -> Result<ModelFiles, CliError> {
+    files(&crate::model::locate(model, None)?)
+}
+
 fn files(model: &ModelSource) -> Result<ModelFiles, CliError> {
     match model {
         ModelSource::Embedded => Ok(embedded::files()),
@@ -93,9 +98,10 @@ fn text(files: &ModelFiles, options: &ServeOptions) -> Result<(Tokenizer, Option
     let source = match &options.chat_template {
         Some(path) => Some(std::fs::read_to_string(path).map_err(|error| CliError::Usage(format!("{path}: {error}")))?),
         None => match files.read("chat_template.jinja", MAX_FILE)? {
-            Some(bytes) => Some(String::from_utf8(bytes).map_err(|_| {
-                CliError::Failed(format!("{} is not UTF-8", files.display("chat_template.jinja")))
-            })?),
+            Some(bytes) => Some(
+                String::from_utf8(bytes)
+                    .map_err(|_| CliError::Failed(format!("{} is not UTF-8", files.display("chat_template.jinja"))))?,
+            ),
             None => tokenizer.chat_template(),
         },
     };
@@ -110,7 +116,9 @@ fn formats(template: &str, options: &ServeOptions) -> Result<(ToolFormat, Reason
         ToolCallParser::None => ToolFormat::None,
         ToolCallParser::Hermes => ToolFormat::Hermes,
         // A template that shows calls as JSON in these tags; other syntaxes use them too, with other content.
-        ToolCallParser::Auto if template.contains("<tool_call>") && !template.contains("<function=") => ToolFormat::Hermes,
+        ToolCallParser::Auto if template.contains("<tool_call>") && !template.contains("<function=") => {
+            ToolFormat::Hermes
+        }
         ToolCallParser::Auto => ToolFormat::None,
         other => return Err(unsupported("tool_call_parser", other)),
     };
@@ -197,7 +205,8 @@ mod tests {
         let hermes = "… <tool_call>\n{\"name\": <think>";
         assert_eq!(formats(hermes, &plain).unwrap(), (ToolFormat::Hermes, ReasoningFormat::ThinkTags));
         assert_eq!(formats("<tool_call><function=f>", &plain).unwrap(), (ToolFormat::None, ReasoningFormat::None));
-        let none = ServeOptions { tool_call_parser: ToolCallParser::None, reasoning_parser: ReasoningParser::None, ..plain };
+        let none =
+            ServeOptions { tool_call_parser: ToolCallParser::None, reasoning_parser: ReasoningParser::None, ..plain };
         assert_eq!(formats(hermes, &none).unwrap(), (ToolFormat::None, ReasoningFormat::None));
         let other = ServeOptions { tool_call_parser: ToolCallParser::Mistral, ..ServeOptions::default() };
         assert_eq!(formats(hermes, &other).unwrap_err().exit_code(), 4);

@@ -15,6 +15,7 @@ mod output;
 mod progress;
 mod run;
 mod serve_config;
+mod target;
 
 use atlas_schemas::serve_options::normalise_args;
 use clap::Parser;

@@ -1,11 +1,13 @@
 //! `atlas eval`: what the engine computes, exactly, for comparison with references.
 
+use super::eval_tasks::{CasesArgs, PerplexityArgs};
+use crate::engine_host;
 use crate::errors::CliError;
-use crate::model_files;
 use crate::output::{GlobalArgs, print_json};
 use atlas_engine::backend::cpu::ActivationDtype;
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::session::Session;
+use atlas_gates::suites::cases::Task;
 use clap::{Args, Subcommand, ValueEnum};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
@@ -18,6 +20,12 @@ pub(crate) enum EvalCommand {
     Logits(LogitsArgs),
     /// Greedy token ids after a prompt; end-of-sequence does not stop it.
     Generate(GenerateArgs),
+    /// Accuracy of function calls.
+    Tools(CasesArgs),
+    /// Accuracy of exact answers.
+    Qa(CasesArgs),
+    /// Perplexity of a text.
+    Perplexity(PerplexityArgs),
 }
 
 impl EvalCommand {
@@ -26,6 +34,9 @@ impl EvalCommand {
         match self {
             Self::Logits(args) => args.run(global),
             Self::Generate(args) => args.run(global),
+            Self::Tools(args) => args.run(Task::Tools, global),
+            Self::Qa(args) => args.run(Task::Qa, global),
+            Self::Perplexity(args) => args.run(global),
         }
     }
 }
@@ -72,8 +83,8 @@ impl Common {
     fn prompt(&self) -> Result<Vec<u32>, CliError> {
         let fail = |message: String| CliError::Failed(format!("{}: {message}", self.tokens.display()));
         let text = std::fs::read(&self.tokens).map_err(|error| fail(error.to_string()))?;
-        let tokens: Vec<u32> =
-            serde_json::from_slice(&text).map_err(|error| fail(format!("expected a JSON array of token ids: {error}")))?;
+        let tokens: Vec<u32> = serde_json::from_slice(&text)
+            .map_err(|error| fail(format!("expected a JSON array of token ids: {error}")))?;
         if tokens.is_empty() {
             return Err(fail("the array of token ids is empty".into()));
         }
@@ -93,7 +104,7 @@ impl Common {
         if let Some(threads) = self.threads {
             options.threads = threads.into();
         }
-        let model = Model::load(&model_files::open(&self.model)?, &options, |_, _| {})?;
+        let model = Model::load(&engine_host::open(&self.model)?, &options, |_, _| {})?;
         model.spec.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         Ok(model)
     }
@@ -160,5 +171,7 @@ fn write_tensor(path: &Path, name: &str, shape: &[usize], values: &[f32]) -> Res
     let view = TensorView::new(Dtype::F32, shape.to_vec(), &bytes).map_err(|error| fail(error.to_string()))?;
     let file = safetensors::serialize([(name, view)], None).map_err(|error| fail(error.to_string()))?;
     let partial = path.with_extension("partial");
-    std::fs::write(&partial, file).and_then(|()| std::fs::rename(&partial, path)).map_err(|error| fail(error.to_string()))
+    std::fs::write(&partial, file)
+        .and_then(|()| std::fs::rename(&partial, path))
+        .map_err(|error| fail(error.to_string()))
 }

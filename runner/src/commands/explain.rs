@@ -1,14 +1,14 @@
 //! `atlas explain`: what a model costs, and how fast a machine's memory lets it decode.
 
+use crate::engine_host;
 use crate::errors::CliError;
-use crate::model_files;
 use crate::output::{GlobalArgs, print_json, write_stdout};
 use atlas_engine::explain::{CostJson, Explanation, Hardware, explain};
 use atlas_engine::model::LoadOptions;
 use clap::Args;
 use comfy_table::Table;
 
-/// Arguments of `explain`.
+/// Show what a model costs, and how fast a machine's memory lets it decode.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
     /// Model folder, `embedded`, or a recipe.
@@ -33,7 +33,7 @@ impl ExplainArgs {
             ..LoadOptions::default()
         };
         let hardware = Hardware::known(&self.hardware).unwrap_or_else(Hardware::this);
-        let explained = explain(&model_files::open(&self.model)?, &options, hardware)?;
+        let explained = explain(&engine_host::open(&self.model)?, &options, hardware)?;
         if global.json {
             print_json(&explained);
         } else {
@@ -45,7 +45,7 @@ impl ExplainArgs {
 
 fn table(explained: &Explanation) -> String {
     let mut table = Table::new();
-    table.load_preset(comfy_table::presets::UTF8_BORDERS_ONLY);
+    table.load_style(comfy_table::presets::UTF8_BORDERS_ONLY);
     table.set_header(["sublayer", "params", "weights", "MFLOP/token", "KV B/token", "state B/seq"]);
     let cells = |name: &str, cost: &CostJson| {
         [
@@ -59,7 +59,8 @@ fn table(explained: &Explanation) -> String {
     };
     explained.sublayers.iter().for_each(|row| drop(table.add_row(cells(&row.name, &row.cost))));
     table.add_row(cells("total", &explained.total));
-    let formats: Vec<String> = explained.formats.iter().map(|(name, size)| format!("{name} {}", bytes(*size))).collect();
+    let formats: Vec<String> =
+        explained.formats.iter().map(|(name, size)| format!("{name} {}", bytes(*size))).collect();
     let bound = match explained.decode_tok_s_bound {
         Some(bound) => format!("{bound:.1} tok/s"),
         None => "unknown (bandwidth of this machine is not measured)".to_owned(),

@@ -1,7 +1,13 @@
 //! One file a subcommand. Each has its `Args` and a `run` that returns when the work is done or has failed.
 
+mod bench;
 mod chat;
 mod doctor;
+mod eval;
+mod eval_tasks;
+mod explain;
+mod gate;
+mod gate_changed;
 mod logs;
 mod run;
 mod serve;
@@ -24,6 +30,14 @@ pub(crate) enum Command {
     Logs(logs::LogsArgs),
     Stop(stop::StopArgs),
     Doctor(doctor::DoctorArgs),
+    /// Compute exactly what the engine computes, for comparison with references.
+    #[command(subcommand)]
+    Eval(eval::EvalCommand),
+    Explain(explain::ExplainArgs),
+    Bench(bench::BenchArgs),
+    /// Measure what a recipe promises, and judge it.
+    #[command(subcommand)]
+    Gate(gate::GateCommand),
 }
 
 impl Command {
@@ -37,6 +51,10 @@ impl Command {
             Self::Logs(args) => args.run(global),
             Self::Stop(args) => args.run(global),
             Self::Doctor(args) => args.run(global),
+            Self::Eval(command) => command.run(global),
+            Self::Explain(args) => args.run(global),
+            Self::Bench(args) => args.run(global),
+            Self::Gate(command) => command.run(global),
         }
     }
 }

@@ -173,9 +173,14 @@ pub(crate) fn port_in_use(address: SocketAddr) -> String {
     let listener = ports::listener(address);
     let job = listener.as_ref().and_then(|listener| JobStore::open().ok()??.job_of_process(listener.pid?));
     let (owner, remedy) = match (job, listener) {
-        (Some(job), _) => (format!(" by job {} ({})", job.id, job.recipe), format!("stop it with `atlas stop {}`", job.id)),
+        (Some(job), _) => {
+            (format!(" by job {} ({})", job.id, job.recipe), format!("stop it with `atlas stop {}`", job.id))
+        }
         (None, Some(listener)) => (format!(" by {listener}"), "stop it".to_owned()),
         (None, None) => (String::new(), "stop what uses it".to_owned()),
     };
-    format!("port {} is in use{owner}; {remedy}, or take another port with `--port N` (0: any free one)", address.port())
+    format!(
+        "port {} is in use{owner}; {remedy}, or take another port with `--port N` (0: any free one)",
+        address.port()
+    )
 }
