@@ -70,7 +70,7 @@ impl BenchArgs {
 /// A benchmark for people.
 pub(crate) fn table(record: &BenchRecord) -> String {
     let mut table = Table::new();
-    table.load_preset(comfy_table::presets::UTF8_BORDERS_ONLY);
+    table.load_style(comfy_table::presets::UTF8_BORDERS_ONLY);
     table.set_header(["prompt", "decode", "at once", "prefill tok/s", "decode tok/s", "first token ms", "of roofline"]);
     for row in &record.rows {
         table.add_row([

@@ -63,7 +63,7 @@ fn built_in(task: Task) -> &'static str {
 
 fn scores(record: &EvalRecord) -> String {
     let mut table = Table::new();
-    table.load_preset(comfy_table::presets::UTF8_BORDERS_ONLY);
+    table.load_style(comfy_table::presets::UTF8_BORDERS_ONLY);
     table.set_header(["category", "cases", "passed", "accuracy"]);
     for (name, score) in &record.categories {
         table.add_row([name, &score.cases.to_string(), &score.passed.to_string(), &format!("{:.3}", score.accuracy)]);

@@ -57,7 +57,9 @@ fn table(explained: &Explanation) -> String {
             cost.state_bytes_per_sequence.to_string(),
         ]
     };
-    explained.sublayers.iter().for_each(|row| drop(table.add_row(cells(&row.name, &row.cost))));
+    for row in &explained.sublayers {
+        table.add_row(cells(&row.name, &row.cost));
+    }
     table.add_row(cells("total", &explained.total));
     let formats: Vec<String> =
         explained.formats.iter().map(|(name, size)| format!("{name} {}", bytes(*size))).collect();
