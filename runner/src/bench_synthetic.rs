@@ -8,6 +8,7 @@ use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::sampling::SamplingParams;
 use atlas_engine::worker::{EngineOptions, start};
 use atlas_engine::{blocks, families};
+use atlas_gates::stats::median;
 use atlas_schemas::bench::{BenchRaw, BenchRow};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -164,16 +165,5 @@ impl Times {
         let mut waits: Vec<_> = self.first.iter().map(|first| *first - self.submitted).collect();
         waits.sort_unstable();
         waits.get(waits.len() / 2).copied().unwrap_or_default()
-    }
-}
-
-/// Middle value; the mean of the two middle ones for an even count.
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    match sorted.len() {
-        0 => f64::NAN,
-        len if len % 2 == 1 => sorted[len / 2],
-        len => (sorted[len / 2 - 1] + sorted[len / 2]) / 2.0,
     }
 }

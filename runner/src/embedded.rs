@@ -3,6 +3,9 @@
 use atlas_engine::weights::ModelFiles;
 use atlas_engine::weights::files::EmbeddedFile;
 
+/// The name that selects it on the command line and in recipes.
+pub(crate) const NAME: &str = "embedded";
+
 macro_rules! files {
     ($($name:literal),+ $(,)?) => {
         &[$(($name, include_bytes!(concat!("../embedded/atlas-tiny-nvfp4/", $name)))),+]

@@ -1,5 +1,6 @@
 //! The `atlas` binary: from a recipe's name to a verified, running model.
 
+mod bench_synthetic;
 mod commands;
 mod embedded;
 mod engine_host;

@@ -1,14 +1,19 @@
 //! `atlas bench`: speed of an endpoint, a model or a recipe, in every combination asked for.
 
+use crate::bench_synthetic::{Shape, Synthetic};
 use crate::errors::CliError;
 use crate::interrupt::{Interrupt, block_on};
 use crate::output::{GlobalArgs, print_json, write_stdout};
 use crate::target::{Target, binary_sha256, measured};
+use atlas_engine::config::WeightFormat;
 use atlas_gates::bench::{self, BenchPlan};
+use atlas_gates::probe;
 use atlas_gates::progress::Progress;
 use atlas_schemas::bench::BenchRecord;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use comfy_table::Table;
+use indicatif::HumanBytes;
+use std::path::{Path, PathBuf};
 
 /// Measure speed.
 ///
@@ -17,8 +22,17 @@ use comfy_table::Table;
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     /// A model folder, `embedded`, a recipe, or the URL of a running endpoint.
-    #[arg(value_name = "TARGET")]
-    target: Target,
+    #[arg(value_name = "TARGET", required_unless_present = "synthetic")]
+    target: Option<Target>,
+    /// Measure the engine on seeded random weights of this `config.json` instead, without HTTP.
+    #[arg(long, value_name = "CONFIG", conflicts_with = "target")]
+    synthetic: Option<PathBuf>,
+    /// With --synthetic: the format of the projections' weights; the configuration's own unless told.
+    #[arg(long, value_name = "FORMAT", requires = "synthetic", value_enum)]
+    weights: Option<Weights>,
+    /// With --synthetic: threads of a step; all cores unless told.
+    #[arg(long, value_name = "N", requires = "synthetic", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     /// Prompt lengths, in tokens.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "128,512", value_parser = tokens())]
     prompt: Vec<u32>,
@@ -37,9 +51,56 @@ fn tokens() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=1 << 20)
 }
 
+/// Formats of synthetic weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Weights {
+    /// 32-bit float.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// NVFP4 projections; embedding and output projection in bfloat16.
+    Nvfp4,
+}
+
 impl BenchArgs {
     /// Measures and prints.
     pub(crate) fn run(self, global: &GlobalArgs) -> Result<(), CliError> {
+        let record = match (&self.synthetic, &self.target) {
+            (Some(config), _) => self.synthetic(config, global),
+            (None, Some(target)) => self.served(target, global),
+            (None, None) => Err(CliError::Usage("a TARGET or --synthetic CONFIG is needed".to_owned())),
+        }?;
+        match global.json {
+            true => print_json(&record),
+            false => write_stdout(&table(&record)),
+        }
+        Ok(())
+    }
+
+    fn synthetic(&self, config: &Path, global: &GlobalArgs) -> Result<BenchRecord, CliError> {
+        let progress = Progress::new(!global.quiet);
+        let format = self.weights.map(|format| match format {
+            Weights::F32 => WeightFormat::F32,
+            Weights::Bf16 => WeightFormat::Bf16,
+            Weights::Nvfp4 => WeightFormat::Nvfp4,
+        });
+        let model = Synthetic::read(config, format, self.threads.map(usize::from))?;
+        let bandwidth = probe::measure(model.bytes_per_token).read_bytes_per_s.median;
+        progress.line(&format!("reads {:.2} GB/s at {} a token", bandwidth / 1e9, HumanBytes(model.bytes_per_token)));
+        let mut record = bench::about(&format!("synthetic {}", config.display()), env!("CARGO_PKG_VERSION"));
+        for prompt in self.prompt.iter().copied() {
+            for decode in self.decode.iter().copied() {
+                for concurrency in self.concurrency.iter().copied() {
+                    progress.line(&format!("prompt {prompt}, decode {decode}, concurrency {concurrency}"));
+                    let shape = Shape { prompt, decode, concurrency };
+                    record.rows.push(model.measure(shape, self.runs, bandwidth)?);
+                }
+            }
+        }
+        Ok(record)
+    }
+
+    fn served(&self, target: &Target, global: &GlobalArgs) -> Result<BenchRecord, CliError> {
         let progress = Progress::new(!global.quiet);
         let plan = BenchPlan {
             prompt: self.prompt.clone(),
@@ -47,10 +108,10 @@ impl BenchArgs {
             concurrency: self.concurrency.clone(),
             runs: self.runs,
         };
-        let record = block_on(async {
+        block_on(async {
             let interrupt = Interrupt::install()?;
-            let mut about = bench::about(&self.target.to_string(), env!("CARGO_PKG_VERSION"));
-            measured(&self.target, &interrupt, async |ready| {
+            let mut about = bench::about(&target.to_string(), env!("CARGO_PKG_VERSION"));
+            measured(target, &interrupt, async |ready| {
                 about.recipe_hash = ready.recipe_hash.clone();
                 about.engine_hash = ready.model.as_ref().and_then(|_| binary_sha256());
                 let work = ready.work()?;
@@ -58,12 +119,7 @@ impl BenchArgs {
                 record.map_err(|error| CliError::Failed(error.to_string()))
             })
             .await
-        })?;
-        match global.json {
-            true => print_json(&record),
-            false => write_stdout(&table(&record)),
-        }
-        Ok(())
+        })
     }
 }
 
