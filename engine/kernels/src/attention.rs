@@ -359,6 +359,8 @@ impl<T: KvElement> Split<'_, T> {
             }
             let page = self.unit.segment.pages[first / PAGE] as usize;
             let keys = &self.k[self.call.cache.k_at(page, self.unit.kv_head)..][..dim * PAGE];
+            let next = self.next_page(first, page);
+            let next = self.k.as_ptr().wrapping_add(self.call.cache.k_at(next, self.unit.kv_head));
             // SAFETY: `keys` is head_dim × 16, `q` pairs × head_dim, `scores` pairs × 64 with this page's 16 columns.
             unsafe {
                 accumulate::<V, T>(
@@ -366,9 +368,16 @@ impl<T: KvElement> Split<'_, T> {
                     Rows::new(q.as_ptr(), dim),
                     Rows::new(keys.as_ptr(), PAGE),
                     Rows::new_mut(scores.as_mut_ptr().add(first - tile), TILE),
+                    next,
                 );
             }
         }
+    }
+
+    /// The page after that of `position`, which is worth fetching; at the end of the table, the page itself.
+    #[inline(always)]
+    fn next_page(&self, position: usize, page: usize) -> usize {
+        self.unit.segment.pages.get(position / PAGE + 1).map_or(page, |&next| next as usize)
     }
 
     /// Positions of a tile that a row sees, relative to the tile.
@@ -469,6 +478,8 @@ impl<T: KvElement> Split<'_, T> {
             let end = keys.end.min((key / PAGE + 1) * PAGE);
             let page = self.unit.segment.pages[(tile + key) / PAGE] as usize;
             let values = &self.v[self.call.cache.v_at(page, self.unit.kv_head)..][..v_dim * PAGE];
+            let next = self.next_page(tile + key, page);
+            let next = self.v.as_ptr().wrapping_add(self.call.cache.v_at(next, self.unit.kv_head));
             let p = &p[pairs.start * TILE..pairs.end * TILE];
             let acc = &mut state.acc[pairs.start * v_dim..pairs.end * v_dim];
             // SAFETY: `values` is 16 × v_dim from the page's first key, `p` pairs × 64, `acc` pairs × v_dim.
@@ -478,6 +489,7 @@ impl<T: KvElement> Split<'_, T> {
                     Rows::new(p.as_ptr().add(key), TILE),
                     Rows::new(values.as_ptr().add(key % PAGE * v_dim), v_dim),
                     Rows::new_mut(acc.as_mut_ptr(), v_dim),
+                    next.wrapping_add(key % PAGE * v_dim),
                 );
             }
             key = end;

@@ -371,6 +371,7 @@ impl Kernel for Keys<'_> {
                     Rows::new(self.call.qk(self.head, piece), shape.k_dim),
                     Rows::new(self.call.keys(self.head, piece), BLOCK),
                     Rows::new_mut(dots, BLOCK),
+                    self.call.keys(self.head, piece),
                 );
             }
         }
@@ -494,6 +495,7 @@ impl Values<'_> {
                     Rows::new(self.call.qk(self.key_head(), piece), shape.k_dim),
                     Rows::new(self.call.anchor(self.head, piece.anchor).add(self.dims.start), shape.v_dim),
                     Rows::new_mut(sums.as_mut_ptr(), width),
+                    self.call.anchor(self.head, piece.anchor),
                 );
             }
             let decays = self.call.decays(self.head, piece);
@@ -534,6 +536,7 @@ impl Values<'_> {
                 Rows::new(coefficient(rows.start, 0), BLOCK),
                 Rows::new(u, shape.v_dim),
                 Rows::new_mut(sum(rows.start, 0), width),
+                u,
             );
             for row in rows.clone() {
                 let t = piece.t + row;
@@ -546,7 +549,7 @@ impl Values<'_> {
                     )
                 };
                 let (size, a, b, c) = among(1, t - begin);
-                accumulate::<V, f32>(size, a, b, c);
+                accumulate::<V, f32>(size, a, b, c, u);
                 let at = (piece.row + row) * self.call.inputs.ldx + 2 * shape.k_heads * shape.k_dim;
                 let v = &self.call.inputs.x[at + self.head * shape.v_dim + self.dims.start..][..width];
                 let beta = V::splat(*self.call.beta(self.head, piece).add(row));
@@ -557,7 +560,7 @@ impl Values<'_> {
                     beta.mul(error).store_part(u.add(t * shape.v_dim + i), lanes);
                 }
                 let (size, a, b, c) = among(0, t + 1 - begin);
-                accumulate::<V, f32>(size, a, b, c);
+                accumulate::<V, f32>(size, a, b, c, u);
             }
         }
     }
@@ -614,6 +617,7 @@ impl Values<'_> {
                 Rows::new(weighted.as_ptr(), BLOCK),
                 Rows::new(self.u(piece), shape.v_dim),
                 Rows::new_mut(to, shape.v_dim),
+                self.u(piece),
             );
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! The one order of every sum (NUMERICS N1), for any number of rows and threads:
 //!
-//! - NVFP4: inside a scale block of 16 columns `b = fma chain of e2m1 · x` in ascending k, beginning with a product;
-//!   over the blocks in ascending order `acc = fma(scale, b, acc)` from 0; the result is `acc · global`.
+//! - NVFP4: inside a scale block of 16 columns `b = fma chain of e2m1 · x` from 0 in ascending k; over the blocks in
+//!   ascending order `acc = fma(scale, b, acc)` from 0; the result is `acc · global`.
 //! - F32, F16, BF16: inside blocks of 256 columns `b = fma chain of w · x` from 0 in ascending k (K padded to even
 //!   with zeros); over the blocks in ascending order `acc = acc + b` from 0.
 //!
@@ -16,12 +16,14 @@ use crate::matrix::{PackedMatrix, PanelData, SCALE_BLOCK};
 use crate::pool::Pool;
 use crate::scratch;
 use crate::shared::SharedMut;
-use crate::simd::{F32x16, Isa, Kernel, LANES, dispatch};
+use crate::simd::{F32x16, Isa, Kernel, LANES, dispatch, prefetch};
 
 /// Columns in a chain of an unquantised weight.
 const CHAIN: usize = 256;
 /// Weight bytes that a task works on; with a row tile of x they stay in the second-level cache.
 const TASK_BYTES: usize = 256 << 10;
+/// How far ahead of the arithmetic NVFP4 words are asked for: the decoder is too busy for the hardware to run ahead.
+const PREFETCH: usize = 4096;
 
 /// One weight of a linear call; several parts read the same x.
 #[derive(Clone, Copy)]
@@ -328,6 +330,7 @@ struct Nvfp4Panels<'a> {
 }
 
 impl Panels for Nvfp4Panels<'_> {
+    /// Panel after panel, in one stream of memory; P blocks at once are chains enough.
     #[inline(always)]
     fn tile<V: F32x16, const R: usize, const P: usize>(&self, panel: usize, x: &[f32]) -> [[V; R]; P] {
         let blocks = self.k / SCALE_BLOCK;
@@ -336,36 +339,18 @@ impl Panels for Nvfp4Panels<'_> {
         let scales = &self.scales[panel * scales_len..(panel + P) * scales_len];
         assert!(x.len() >= self.k * R);
         let mut acc = [[V::splat(0.0); R]; P];
-        for block in 0..blocks {
-            let mut sum = [[V::splat(0.0); R]; P];
-            for half in 0..2 {
-                // SAFETY: P panels of `words_len` words and k·R values of x were sliced or asserted above.
-                unsafe {
-                    let at = words.as_ptr().add((block * 2 + half) * LANES);
-                    let mut words = [V::load_words(at); P];
-                    for p in 1..P {
-                        words[p] = V::load_words(at.add(p * words_len));
-                    }
-                    let x = x.as_ptr().add((block * 2 + half) * 8 * R);
-                    if half == 0 {
-                        step::<V, 0, R, P>(words, x, &mut sum, true);
-                    } else {
-                        step::<V, 0, R, P>(words, x, &mut sum, false);
-                    }
-                    step::<V, 1, R, P>(words, x, &mut sum, false);
-                    step::<V, 2, R, P>(words, x, &mut sum, false);
-                    step::<V, 3, R, P>(words, x, &mut sum, false);
-                    step::<V, 4, R, P>(words, x, &mut sum, false);
-                    step::<V, 5, R, P>(words, x, &mut sum, false);
-                    step::<V, 6, R, P>(words, x, &mut sum, false);
-                    step::<V, 7, R, P>(words, x, &mut sum, false);
+        for p in 0..P {
+            // SAFETY: each of the P panels has `words_len` words and `scales_len` scales, and x has k·R values.
+            unsafe {
+                let (words, scales) = (words.as_ptr().add(p * words_len), scales.as_ptr().add(p * scales_len));
+                let mut block = 0;
+                while block + P <= blocks {
+                    scale_blocks::<V, R, P>(words, scales, x.as_ptr(), block, &mut acc[p]);
+                    block += P;
                 }
-            }
-            for p in 0..P {
-                // SAFETY: inside `scales`, sliced above.
-                let scale = unsafe { V::load_e4m3(scales.as_ptr().add(p * scales_len + block * LANES)) };
-                for r in 0..R {
-                    acc[p][r] = scale.fma(sum[p][r], acc[p][r]);
+                while P > 1 && block < blocks {
+                    scale_blocks::<V, R, 1>(words, scales, x.as_ptr(), block, &mut acc[p]);
+                    block += 1;
                 }
             }
         }
@@ -378,24 +363,68 @@ impl Panels for Nvfp4Panels<'_> {
     }
 }
 
-/// One column of weights: nibble J of the words against the R inputs at `x[J·R ..]`.
+/// B scale blocks of a panel, from `first`, into the sums of R rows.
 ///
 /// # Safety
-/// `x` points to (J + 1)·R values.
+/// The panel at `words` and `scales` and the inputs at `x` (`[k][R]`) reach past these blocks.
 #[inline(always)]
-unsafe fn step<V: F32x16, const J: u32, const R: usize, const P: usize>(
-    words: [V::Words; P],
+unsafe fn scale_blocks<V: F32x16, const R: usize, const B: usize>(
+    words: *const u32,
+    scales: *const u8,
     x: *const f32,
-    sum: &mut [[V; R]; P],
-    first: bool,
+    first: usize,
+    acc: &mut [V; R],
 ) {
-    for p in 0..P {
-        let weight = V::e2m1::<J>(words[p]);
-        for r in 0..R {
-            // SAFETY: the caller's promise.
-            let x = V::splat(unsafe { *x.add(J as usize * R + r) });
-            sum[p][r] = if first { weight.mul(x) } else { weight.fma(x, sum[p][r]) };
+    // SAFETY: the caller's promise; a prefetch may go anywhere.
+    unsafe {
+        let mut sums = [[V::splat(0.0); R]; B];
+        for b in 0..B {
+            let (words, x) = (words.add((first + b) * 2 * LANES), x.add((first + b) * 16 * R));
+            eight_columns::<V, R>(words, x, &mut sums[b]);
         }
+        for b in 0..B {
+            let (words, x) = (words.add(((first + b) * 2 + 1) * LANES), x.add(((first + b) * 2 + 1) * 8 * R));
+            eight_columns::<V, R>(words, x, &mut sums[b]);
+        }
+        for (b, sum) in sums.iter().enumerate() {
+            let scale = V::load_e4m3(scales.add((first + b) * LANES));
+            for r in 0..R {
+                acc[r] = scale.fma(sum[r], acc[r]);
+            }
+        }
+    }
+}
+
+/// Eight columns of a panel: one vector of words against the inputs at `x` (`[8][R]`).
+///
+/// # Safety
+/// `words` points to sixteen words, `x` to 8·R values.
+#[inline(always)]
+unsafe fn eight_columns<V: F32x16, const R: usize>(words: *const u32, x: *const f32, sum: &mut [V; R]) {
+    prefetch(words.wrapping_add(PREFETCH / size_of::<u32>()));
+    // SAFETY: the caller's promise.
+    unsafe {
+        let words = V::load_words(words);
+        column::<V, R>(V::e2m1::<0>(words), x, sum);
+        column::<V, R>(V::e2m1::<1>(words), x.add(R), sum);
+        column::<V, R>(V::e2m1::<2>(words), x.add(2 * R), sum);
+        column::<V, R>(V::e2m1::<3>(words), x.add(3 * R), sum);
+        column::<V, R>(V::e2m1::<4>(words), x.add(4 * R), sum);
+        column::<V, R>(V::e2m1::<5>(words), x.add(5 * R), sum);
+        column::<V, R>(V::e2m1::<6>(words), x.add(6 * R), sum);
+        column::<V, R>(V::e2m1::<7>(words), x.add(7 * R), sum);
+    }
+}
+
+/// One column of sixteen weights against R inputs.
+///
+/// # Safety
+/// `x` points to R values.
+#[inline(always)]
+unsafe fn column<V: F32x16, const R: usize>(weight: V, x: *const f32, sum: &mut [V; R]) {
+    for r in 0..R {
+        // SAFETY: the caller's promise.
+        sum[r] = weight.fma(V::splat(unsafe { *x.add(r) }), sum[r]);
     }
 }
 
@@ -427,11 +456,8 @@ macro_rules! dense_panels {
                             for p in 0..P {
                                 let $at = data.as_ptr().add(p * panel_len + k / STEP * LANES);
                                 let columns: [$v; STEP] = $columns;
-                                for (column, weight) in columns.into_iter().enumerate() {
-                                    for r in 0..R {
-                                        let x = $v::splat(*x.add(column * R + r));
-                                        sum[p][r] = weight.fma(x, sum[p][r]);
-                                    }
+                                for i in 0..STEP {
+                                    column::<$v, R>(columns[i], x.add(i * R), &mut sum[p]);
                                 }
                             }
                         }

@@ -4,7 +4,7 @@
 //! tiles, and any cut along K, changes no bit.
 
 use crate::kv::KvElement;
-use crate::simd::{F32x16, Kernel, LANES};
+use crate::simd::{F32x16, Kernel, LANES, prefetch};
 
 /// A matrix given by its first element and the distance between rows.
 #[derive(Clone, Copy)]
@@ -25,7 +25,8 @@ impl<T> Rows<*mut T> {
     }
 }
 
-/// Adds the product of `a` (rows × depth) and `b` (depth × cols) to `c` (rows × cols).
+/// Adds the product of `a` (rows × depth) and `b` (depth × cols) to `c` (rows × cols). While `b` is read, the same
+/// places of the matrix at `ahead` are fetched into the cache.
 ///
 /// # Safety
 /// The three matrices are readable, `c` is writable and apart from the others.
@@ -35,8 +36,9 @@ pub(crate) unsafe fn accumulate<V: F32x16, B: KvElement>(
     a: Rows<*const f32>,
     b: Rows<*const B>,
     c: Rows<*mut f32>,
+    ahead: *const B,
 ) {
-    V::call(Product { size, a, b, c });
+    V::call(Product { size, a, b, c, ahead });
 }
 
 /// A call of [`accumulate`], whose caller vouches for the matrices.
@@ -45,13 +47,14 @@ struct Product<B> {
     a: Rows<*const f32>,
     b: Rows<*const B>,
     c: Rows<*mut f32>,
+    ahead: *const B,
 }
 
 impl<B: KvElement> Kernel for Product<B> {
     #[inline(always)]
     fn run<V: F32x16>(self) {
         const WIDTH: usize = 4 * LANES;
-        let Self { size: [rows, cols, depth], a, b, c } = self;
+        let Self { size: [rows, cols, depth], a, b, c, ahead } = self;
         let mut n = 0;
         while n < cols {
             let left = cols - n;
@@ -59,14 +62,15 @@ impl<B: KvElement> Kernel for Product<B> {
             // the caller of `accumulate` vouches for.
             unsafe {
                 let (b, c) = (Rows { at: b.at.add(n), ..b }, Rows { at: c.at.add(n), ..c });
+                let ahead = ahead.wrapping_add(n);
                 if V::WIDE && left >= WIDTH {
-                    panel::<V, B, 6, 4>(rows, depth, a, b, c);
+                    panel::<V, B, 6, 4>(rows, depth, a, b, c, ahead);
                     n += WIDTH;
                 } else if !V::WIDE && left >= 2 * LANES {
-                    panel::<V, B, 2, 2>(rows, depth, a, b, c);
+                    panel::<V, B, 2, 2>(rows, depth, a, b, c, ahead);
                     n += 2 * LANES;
                 } else if left >= LANES {
-                    panel::<V, B, 8, 1>(rows, depth, a, b, c);
+                    panel::<V, B, 8, 1>(rows, depth, a, b, c, ahead);
                     n += LANES;
                 } else {
                     narrow::<V, B>([rows, left, depth], a, b, c);
@@ -88,6 +92,7 @@ unsafe fn panel<V: F32x16, B: KvElement, const R: usize, const C: usize>(
     a: Rows<*const f32>,
     b: Rows<*const B>,
     c: Rows<*mut f32>,
+    mut ahead: *const B,
 ) {
     let mut r = 0;
     while r < rows {
@@ -96,23 +101,29 @@ unsafe fn panel<V: F32x16, B: KvElement, const R: usize, const C: usize>(
             let (a, c) = (Rows { at: a.at.add(r * a.stride), ..a }, Rows { at: c.at.add(r * c.stride), ..c });
             match rows - r {
                 left if left >= R => {
-                    block::<V, B, R, C>(depth, a, b, c);
+                    block::<V, B, R, C>(depth, a, b, c, ahead);
                     r += R;
                 }
+                6.. if R > 6 => {
+                    block::<V, B, 6, C>(depth, a, b, c, ahead);
+                    r += 6;
+                }
                 4.. if R > 4 => {
-                    block::<V, B, 4, C>(depth, a, b, c);
+                    block::<V, B, 4, C>(depth, a, b, c, ahead);
                     r += 4;
                 }
                 2.. if R > 2 => {
-                    block::<V, B, 2, C>(depth, a, b, c);
+                    block::<V, B, 2, C>(depth, a, b, c, ahead);
                     r += 2;
                 }
                 _ => {
-                    block::<V, B, 1, C>(depth, a, b, c);
+                    block::<V, B, 1, C>(depth, a, b, c, ahead);
                     r += 1;
                 }
             }
         }
+        // Once is enough; what is in the cache already costs nothing to ask for.
+        ahead = b.at;
     }
 }
 
@@ -126,6 +137,7 @@ unsafe fn block<V: F32x16, B: KvElement, const R: usize, const C: usize>(
     a: Rows<*const f32>,
     b: Rows<*const B>,
     c: Rows<*mut f32>,
+    ahead: *const B,
 ) {
     // SAFETY: the caller gives R rows of `a` and `c`, `depth` rows of `b`, and C vectors of columns.
     unsafe {
@@ -139,6 +151,7 @@ unsafe fn block<V: F32x16, B: KvElement, const R: usize, const C: usize>(
             let mut weights = [V::splat(0.0); C];
             for n in 0..C {
                 weights[n] = B::load::<V>(b.at.add(k * b.stride + n * LANES));
+                prefetch(ahead.wrapping_add(k * b.stride + n * LANES));
             }
             for r in 0..R {
                 let x = V::splat(*a.at.add(r * a.stride + k));

@@ -74,7 +74,7 @@ pub(crate) fn rms_norm(x: &[f32], weight: Option<&[f32]>, unit_offset: bool, eps
 pub(crate) fn nvfp4_dot(x: &[f32], codes: &[f32], scales: &[f32], global: f32) -> f32 {
     let mut sum = 0.0_f32;
     for ((x, codes), &scale) in x.chunks(16).zip(codes.chunks(16)).zip(scales) {
-        let block = chain(codes[0] * x[0], codes.iter().copied().zip(x.iter().copied()).skip(1));
+        let block = chain(0.0, codes.iter().copied().zip(x.iter().copied()));
         sum = scale.mul_add(block, sum);
     }
     sum * global
