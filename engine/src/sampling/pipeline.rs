@@ -151,7 +151,7 @@ fn argmax(logits: &[f32]) -> Result<(u32, f32), SamplingError> {
         }
     }
     if usable.contains(&false) {
-        let id = (0..).zip(logits).find(|(_, logit)| !(**logit < f32::INFINITY)).map_or(0, |(id, _)| id);
+        let id = (0..).zip(logits).find(|(_, l)| l.is_nan() || **l == f32::INFINITY).map_or(0, |(id, _)| id);
         return Err(SamplingError::NotANumber { id });
     }
     let largest = largest.into_iter().fold(f32::NEG_INFINITY, f32::max);

@@ -108,7 +108,7 @@ impl Tokenizer {
             }
         }
         let (plain, plain_ids) = without_control_tokens(&full, &added)?;
-        let is_control = |token: &&(u32, AddedToken)| looks_like_control(&token.1);
+        let is_control = |token: &&Declared| looks_like_control(&token.1);
         let vocab_size =
             full.get_model().vocab_end().max(added.iter().map(|(id, _)| *id as usize + 1).max().unwrap_or(0));
         Ok(Self(Arc::new(Shared {
@@ -302,11 +302,14 @@ struct Head {
     decoder: Json,
 }
 
-/// The added tokens with their ids, and the list as it should be where it must change.
+/// An added token and its id.
+type Declared = (u32, AddedToken);
+
+/// The added tokens, and the list as it should be where it must change.
 ///
 /// Control tokens are always matched in the raw text: matching after normalisation would let other spellings
 /// (full-width brackets, other case) become control tokens.
-fn declared_tokens(head: &Head) -> Result<(Vec<(u32, AddedToken)>, Option<Json>), EngineError> {
+fn declared_tokens(head: &Head) -> Result<(Vec<Declared>, Option<Json>), EngineError> {
     let mut list = head.added_tokens.clone();
     let mut tokens = Vec::with_capacity(list.len());
     for entry in &mut list {
@@ -333,10 +336,7 @@ fn looks_like_control(token: &AddedToken) -> bool {
     token.special || bracketed('<', '>') || bracketed('[', ']')
 }
 
-fn without_control_tokens(
-    full: &Inner,
-    added: &[(u32, AddedToken)],
-) -> Result<(Inner, HashMap<u32, u32>), EngineError> {
+fn without_control_tokens(full: &Inner, added: &[Declared]) -> Result<(Inner, HashMap<u32, u32>), EngineError> {
     let mut plain = Inner::new(full.get_model().clone());
     plain.with_normalizer(full.get_normalizer().cloned()).map_err(library_error)?;
     plain.with_pre_tokenizer(full.get_pre_tokenizer().cloned());
