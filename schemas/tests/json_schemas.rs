@@ -36,3 +36,11 @@ fn the_recipe_schema_is_closed_and_documented() {
         assert!(text.contains(key), "{key}");
     }
 }
+
+#[test]
+fn the_committed_list_of_options_is_current() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("OPTIONS.md");
+    let text = fs::read_to_string(path).unwrap();
+    let command = "atlas recipe schema --options > schemas/OPTIONS.md";
+    assert!(text == atlas_schemas::serve_options::markdown(), "OPTIONS.md is not current; run `{command}`");
+}

@@ -161,3 +161,33 @@ fn floods_of_problems_stay_readable() {
         assert!(messages(&parsed).len() < 64 * 1024);
     }
 }
+
+#[test]
+fn a_byte_order_mark_and_windows_line_ends_are_welcome() {
+    let text = "\u{feff}recipe_version: \"2\"\r\nmodel: a/b\r\nruntime: atlas\r\ndefaults:\r\n  prot: 1\r\n";
+    let parsed = parse("x.yaml", text.as_bytes(), Strictness::Own);
+    assert_eq!(parsed.diagnostics.len(), 1, "{}", messages(&parsed));
+    let problem = &parsed.diagnostics[0];
+    assert_eq!((problem.line, problem.column, problem.snippet.as_deref()), (5, 3, Some("  prot: 1")));
+    assert!(messages(&parsed).contains("  ^^^^ did you mean `port`?"), "{}", messages(&parsed));
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn any_bytes_are_judged_without_a_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300)) {
+        for diagnostic in parse("x.yaml", &bytes, Strictness::Detect).diagnostics {
+            let _ = render(&diagnostic);
+        }
+    }
+
+    #[test]
+    fn any_value_of_any_option_is_judged_without_a_panic(key in "[a-z_]{1,24}", value in "\\PC{0,40}") {
+        let key = atlas_schemas::serve_options::nearest(&key).unwrap_or("port");
+        let text = format!("recipe_version: '2'\nmodel: a/b\nruntime: atlas\ndefaults:\n  {key}: {value}\n");
+        for diagnostic in parse("x.yaml", text.as_bytes(), Strictness::Detect).diagnostics {
+            proptest::prop_assert!(!render(&diagnostic).is_empty());
+        }
+    }
+}

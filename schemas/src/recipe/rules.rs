@@ -324,3 +324,59 @@ pub fn check(facts: &Facts<'_>) -> Vec<Violation> {
     });
     violations.collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve_options::find;
+
+    fn violations(options: &[(&str, &str)], min_nodes: u32, max_nodes: Option<u32>) -> Vec<(Breach, &'static str)> {
+        let mut set = OptionSet::default();
+        for (key, value) in options {
+            set.set_text(find(key).unwrap(), value).unwrap();
+        }
+        let facts = Facts { options: &set, min_nodes, max_nodes };
+        check(&facts).into_iter().map(|violation| (violation.breach, violation.rule)).collect()
+    }
+
+    #[test]
+    fn topologies_fill_their_nodes() {
+        let fits = |tp: &str, ep: &str, min, max| violations(&[("tp_size", tp), ("ep_size", ep)], min, max).is_empty();
+        assert!(fits("1", "1", 1, None) && fits("1", "1", 1, Some(1)));
+        assert!(fits("2", "1", 1, None) && fits("2", "1", 2, Some(2)) && fits("2", "1", 1, Some(4)));
+        assert!(fits("1", "2", 2, Some(2)) && fits("2", "2", 2, Some(2)) && fits("2", "2", 4, Some(4)));
+        assert!(!fits("1", "1", 2, None) && !fits("2", "1", 1, Some(1)) && !fits("1", "2", 1, None));
+        assert!(!fits("2", "4", 2, Some(2)) && !fits("3", "1", 2, None) && !fits("64", "64", 2, Some(2)));
+    }
+
+    #[test]
+    fn a_drafter_beside_a_head_that_is_off_is_no_conflict() {
+        let drafter = [("dflash", "true"), ("draft_model", "a/d")];
+        assert_eq!(violations(&[&drafter[..], &[("speculative", "false")]].concat(), 1, None), []);
+        let both = violations(&[&drafter[..], &[("speculative", "true")]].concat(), 1, None);
+        assert_eq!(both, [(Breach::Conflict, "one way of drafting")]);
+    }
+
+    #[test]
+    fn only_this_machine_is_loopback() {
+        for host in ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST", "::ffff:127.0.0.1"] {
+            assert!(is_loopback(host), "{host}");
+        }
+        for host in
+            ["0.0.0.0", "::", "192.168.1.2", "localhost.example.org", "127.0.0.1.example.org", "::ffff:10.0.0.1", ""]
+        {
+            assert!(!is_loopback(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn rules_have_names_of_their_own_and_keys_that_exist() {
+        let mut names: Vec<&str> = RULES.iter().map(|rule| rule.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), RULES.len());
+        for key in RULES.iter().flat_map(|rule| rule.keys) {
+            assert!(find(key).is_some_and(|spec| spec.key == *key) || key.ends_with("_nodes"), "{key}");
+        }
+    }
+}

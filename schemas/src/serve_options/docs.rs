@@ -5,7 +5,11 @@ use std::fmt::Write;
 
 /// The options as Markdown: one table a group.
 pub fn markdown() -> String {
-    let mut page = String::new();
+    let mut page = String::from(
+        "# Serve options\n\n\
+         Each key stands under a recipe's `defaults`, and is a flag of `atlas serve` in kebab-case (`max_seq_len` is \
+         `--max-seq-len`). `–` is no default: the engine chooses.\n",
+    );
     let mut group = "";
     for spec in OPTIONS {
         if spec.group != group {
@@ -14,7 +18,7 @@ pub fn markdown() -> String {
         }
         let _ = writeln!(page, "{}", row(spec));
     }
-    page.trim_start().to_owned()
+    page
 }
 
 fn row(spec: &OptionSpec) -> String {

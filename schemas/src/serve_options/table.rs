@@ -121,7 +121,7 @@ serve_options! {
         /// Kernel set of another engine's build.
         kernel_target: Option<String> = None, TEXT, [], accepted("kernels are chosen by operation, shape and device");
         /// Read the next weight file while the current one is placed.
-        fast_load_prefetch_shards: bool = false, SWITCH, [], accepted("the loader always reads ahead");
+        fast_load_prefetch_shards: bool = false, SWITCH, [], accepted("the loader decides by itself");
         /// Threads that read rows of an n-gram embedding table from disk.
         ple_fault_threads: u32 = 32, int(1, 1024), [], accepted("this build does not stream n-gram tables");
         /// Rows of an n-gram embedding table that are kept in memory.
