@@ -88,11 +88,15 @@ impl TestServer {
     }
 
     pub(crate) fn load(&self) {
+        self.load_with(Some(template()));
+    }
+
+    pub(crate) fn load_with(&self, template: Option<ChatTemplate>) {
         let engine = EngineHandle::new(self.engine.clone());
         self.state.set_model(ServedModel::new(
             engine,
             tokenizer(),
-            Some(template()),
+            template,
             ToolFormat::Hermes,
             ReasoningFormat::ThinkTags,
         ));
