@@ -192,7 +192,6 @@ def check_errors(client, model):
     long = [{"role": "user", "content": "word " * (2 * length)}]
     error = expect(openai.BadRequestError, "messages", lambda: chat(model=model, messages=long))
     assert error.code == "context_length_exceeded", error
-    expect(openai.NotFoundError, None, lambda: client.embeddings.create(model=model, input="x"))
 
 
 def expect(kind, param, call):

@@ -61,7 +61,7 @@ pub struct Limits {
     pub max_body_bytes: usize,
     /// Bytes of all request bodies that are being read or parsed at once.
     pub max_total_body_bytes: usize,
-    /// Bytes of the request line and headers together; more is answered with 431. At least 8192.
+    /// Bytes of the request line and headers together; more is answered with 431.
     pub max_header_bytes: usize,
     /// Number of header lines; more is answered with 431.
     pub max_headers: usize,

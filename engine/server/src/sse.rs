@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response, Sse};
 use futures_util::stream::{self, BoxStream, SelectAll, StreamExt};
 use serde::Serialize;
 use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 /// What one choice contributes, in order.
@@ -23,13 +24,14 @@ pub(crate) enum Frame {
 pub(crate) type Frames = BoxStream<'static, Result<Frame, ApiError>>;
 
 /// The state of a running answer. Dropping it cancels every choice.
-struct Answer<F> {
+struct Answer<F, A> {
     choices: SelectAll<Frames>,
     usage: Usage,
     /// Makes the last chunk if the client wants one about usage.
     usage_chunk: Option<F>,
     stage: Stage,
-    _admission: Admission,
+    /// Kept until the end.
+    _admission: A,
 }
 
 enum Stage {
@@ -51,7 +53,7 @@ where
     F: FnOnce(Usage) -> String + Send + 'static,
 {
     let answer = Answer {
-        choices: stream::select_all(choices),
+        choices: stream::select_all(choices.into_iter().map(contained)),
         usage: Usage::default(),
         usage_chunk,
         stage: Stage::Running,
@@ -68,7 +70,18 @@ where
     response
 }
 
-impl<F: FnOnce(Usage) -> String> Answer<F> {
+/// The frames, with an error in place of a panic: one answer fails, its connection and the server go on.
+fn contained(frames: Frames) -> Frames {
+    let contained = AssertUnwindSafe(frames).catch_unwind().map(|outcome| {
+        outcome.unwrap_or_else(|_| {
+            tracing::error!("an answer panicked while it was streamed");
+            Err(ApiError::internal("the server failed on this request"))
+        })
+    });
+    contained.boxed()
+}
+
+impl<F: FnOnce(Usage) -> String, A> Answer<F, A> {
     /// The data of the next event.
     async fn next(&mut self) -> Option<String> {
         loop {
@@ -105,4 +118,28 @@ pub(crate) fn json(value: &impl Serialize) -> String {
         r#"{"error":{"message":"the server could not write its answer","type":"server_error","param":null,"code":null}}"#
             .to_owned()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_ends_the_answer_with_an_error() {
+        let frames = stream::iter([Ok(Frame::Chunk("{}".into()))]).chain(stream::once(async { panic!("mid-stream") }));
+        let answer = Answer {
+            choices: stream::select_all([contained(frames.boxed())]),
+            usage: Usage::default(),
+            usage_chunk: Some(|_| unreachable!("usage after an error")),
+            stage: Stage::Running,
+            _admission: (),
+        };
+        let data: Vec<String> =
+            stream::unfold(answer, async |mut answer| Some((answer.next().await?, answer))).collect().await;
+        insta::assert_snapshot!(data.join("\n"), @r#"
+        {}
+        {"error":{"message":"the server failed on this request","type":"server_error","param":null,"code":null}}
+        [DONE]
+        "#);
+    }
 }

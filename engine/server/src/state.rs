@@ -72,6 +72,13 @@ impl AppState {
         self.advance(Phase::Failed);
     }
 
+    /// Notes that the engine turned a request away as if it were gone. While the server stops, that is to be expected.
+    pub(crate) fn engine_is_silent(&self) {
+        if self.phase() == Phase::Ready {
+            self.set_failed();
+        }
+    }
+
     /// Refuses new requests and tells the engine to end those that run by `deadline`.
     pub(crate) fn stop(&self, deadline: Instant) {
         self.advance(Phase::Stopping);

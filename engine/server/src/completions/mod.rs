@@ -29,8 +29,8 @@ pub(crate) async fn create(
     admission: Admission,
     JsonBody { fields, memory }: JsonBody,
 ) -> Result<Response, ApiError> {
-    let request = CompletionRequest::parse(fields, &state, state.ready_model()?)?;
-    let prompts = request::encode(&state, request.prompts, request.add_special_tokens).await?;
+    let mut request = CompletionRequest::parse(fields, &state, state.ready_model()?)?;
+    let prompts = request::encode(&state, &mut request).await?;
     drop(memory);
     let model = state.ready_model()?;
     let options = request.options;
@@ -47,7 +47,7 @@ pub(crate) async fn create(
     check_budget(options.choices, scored_tokens, request.logprobs.unwrap_or(0), limit)?;
     let mut choices = Vec::new();
     for (prompt, max_tokens) in prompts.into_iter().zip(rooms) {
-        let echo = request.echo.then(|| prompt.echo(&model.tokenizer));
+        let echo = prompt.echo;
         let job = Job {
             id: &admission.request_id,
             field: FIELD,

@@ -36,8 +36,8 @@ pub(crate) enum Prompt {
 #[derive(Debug)]
 pub(crate) struct EncodedPrompt {
     pub(crate) ids: Vec<u32>,
-    /// Present if the prompt was text.
-    text: Option<String>,
+    /// Present if it is to be repeated.
+    pub(crate) echo: Option<Echo>,
 }
 
 /// A prompt to be repeated before its completion.
@@ -106,51 +106,48 @@ fn prompts(value: Value, vocab_size: usize) -> Result<Vec<Prompt>, ApiError> {
     }
 }
 
-/// Turns prompts into ids, away from the threads that serve connections: a text may be megabytes long.
-pub(crate) async fn encode(
-    state: &AppState,
-    prompts: Vec<Prompt>,
-    add_special: bool,
-) -> Result<Vec<EncodedPrompt>, ApiError> {
+/// Turns the request's prompts into ids, away from the threads that serve connections: a text may be megabytes long.
+pub(crate) async fn encode(state: &AppState, request: &mut CompletionRequest) -> Result<Vec<EncodedPrompt>, ApiError> {
     let state = state.clone();
+    let prompts = std::mem::take(&mut request.prompts);
+    let (add_special, echo) = (request.add_special_tokens, request.echo);
     let work = move || -> Result<Vec<EncodedPrompt>, ApiError> {
         let model = state.ready_model()?;
-        let encode = |prompt| match prompt {
-            Prompt::Ids(ids) => Ok(EncodedPrompt { ids, text: None }),
-            Prompt::Text(text) => {
-                Ok(EncodedPrompt { ids: model.encode(&text, add_special, "prompt")?, text: Some(text) })
-            }
+        let encode = |prompt| {
+            let (ids, text) = match prompt {
+                Prompt::Ids(ids) => (ids, None),
+                Prompt::Text(text) => (model.encode(&text, add_special, "prompt")?, Some(text)),
+            };
+            let echo = echo.then(|| Echo::new(&model.tokenizer, &ids, text));
+            Ok(EncodedPrompt { ids, echo })
         };
         prompts.into_iter().map(encode).collect()
     };
     tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::internal("the prompt could not be tokenised"))?
 }
 
-impl EncodedPrompt {
-    /// The prompt as text, with the place of each token in it.
-    pub(crate) fn echo(&self, tokenizer: &Tokenizer) -> Echo {
+impl Echo {
+    /// Finds the place of each token in the prompt's text, which is given unless the prompt came as ids.
+    fn new(tokenizer: &Tokenizer, ids: &[u32], text: Option<String>) -> Self {
         let mut detokenizer = Detokenizer::new(tokenizer, false);
-        let mut offsets = Vec::with_capacity(self.ids.len());
+        let mut offsets = Vec::with_capacity(ids.len());
         let mut decoded = String::new();
         let mut chars = 0;
-        for id in &self.ids {
+        for id in ids {
             offsets.push(chars);
             let piece = detokenizer.push(*id);
             chars += piece.chars().count();
             decoded.push_str(&piece);
         }
         decoded.push_str(&detokenizer.finish());
-        let Some(text) = &self.text else {
-            return Echo { text: decoded, ids: self.ids.clone(), offsets };
-        };
+        let ids = ids.to_vec();
+        let Some(text) = text else { return Self { text: decoded, ids, offsets } };
         // What the tokenizer put before the text is not part of it.
         let lead = decoded.strip_suffix(text.as_str()).map_or(0, |lead| lead.chars().count());
         offsets.iter_mut().for_each(|offset| *offset = offset.saturating_sub(lead));
-        Echo { text: text.clone(), ids: self.ids.clone(), offsets }
+        Self { text, ids, offsets }
     }
-}
 
-impl Echo {
     /// The prompt's tokens with their log-probabilities; the first has none.
     pub(crate) fn scored(&self, tokenizer: &Tokenizer, logprobs: Vec<TokenLogprobs>) -> Vec<ScoredToken> {
         let logprobs = std::iter::once(None).chain(logprobs.into_iter().map(Some));

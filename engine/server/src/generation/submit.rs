@@ -5,7 +5,7 @@ use crate::generation::text_stream::{TextOptions, TextStream};
 use crate::model::ServedModel;
 use crate::options::Options;
 use crate::state::AppState;
-use atlas_engine::engine::{GenerateRequest, ModelInfo};
+use atlas_engine::engine::{GenerateRequest, ModelInfo, SubmitError};
 use std::time::Instant;
 
 /// One prompt, to be answered `options.choices` times.
@@ -58,7 +58,12 @@ fn submit_choice(state: &AppState, model: &ServedModel, job: &Job<'_>, index: us
         prompt_logprobs: job.prompt_logprobs.filter(|_| index == 0),
         deadline: Some(job.deadline),
     };
-    let events = model.engine.submit(request).map_err(|error| ApiError::from_submit(&error, job.field))?;
+    let events = model.engine.submit(request).map_err(|error| {
+        if error == SubmitError::NotRunning {
+            state.engine_is_silent();
+        }
+        ApiError::from_submit(&error, job.field)
+    })?;
     let options = TextOptions {
         prompt_tokens: job.prompt.len(),
         stop: job.options.stop.clone(),

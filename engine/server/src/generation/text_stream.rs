@@ -153,8 +153,8 @@ impl TextStream {
                 Err(ApiError::internal(format!("the engine failed on this request: {message}")))
             }
             None => {
-                // The engine dropped the request without a word: it is gone.
-                self.state.set_failed();
+                // The engine dropped the request without a word.
+                self.state.engine_is_silent();
                 Err(ApiError::internal("the engine has failed"))
             }
         }

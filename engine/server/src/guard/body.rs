@@ -14,6 +14,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Bytes that one permit of the body budget stands for.
 pub(crate) const BUDGET_UNIT: usize = 1024;
 
+/// From this many bytes on, a body is parsed away from the threads that serve connections.
+const LARGE: usize = 256 << 10;
+
 /// A JSON object that arrived in time and within the size limit.
 #[derive(Debug)]
 pub(crate) struct JsonBody {
@@ -39,7 +42,13 @@ impl FromRequest<AppState> for JsonBody {
         let reading = read(request.into_body(), limits.max_body_bytes, state.body_budget());
         let (bytes, memory) =
             tokio::time::timeout(limits.body_timeout, reading).await.map_err(|_| ApiError::request_timeout())??;
-        Ok(Self { fields: Fields::parse(&bytes)?, memory })
+        let fields = if bytes.len() < LARGE {
+            Fields::parse(&bytes)?
+        } else {
+            let failed = |_| ApiError::internal("the request body could not be parsed");
+            tokio::task::spawn_blocking(move || Fields::parse(&bytes)).await.map_err(failed)??
+        };
+        Ok(Self { fields, memory })
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::support::engine::{END, ScriptedEngine, Step};
 use crate::support::{TestServer, chat_body, config, tokenizer};
 use atlas_engine::engine::{FinishReason, SubmitError};
+use atlas_engine::text::chat_template::ChatTemplate;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -276,7 +277,6 @@ async fn refusals_of_the_engine() {
     let server = TestServer::start(ScriptedEngine::says("x")).await;
     for (refusal, status) in [
         (SubmitError::QueueFull { waiting: 9, retry_after: Duration::from_secs(7) }, 429),
-        (SubmitError::NotRunning, 503),
         (SubmitError::TooLarge("needs 9 pages, there are 8".into()), 400),
         (SubmitError::PromptTooLong { prompt_tokens: 9, max_context: 8 }, 400),
         (SubmitError::EmptyPrompt, 400),
@@ -291,6 +291,43 @@ async fn refusals_of_the_engine() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_message_to_be_continued() {
+    let server = TestServer::start(ScriptedEngine::says(" and three")).await;
+    let body = |content: &str| {
+        let message = format!("{{\"role\": \"assistant\", \"content\": \"{content}\"}}");
+        format!(
+            "{{\"messages\": [{{\"role\": \"developer\", \"content\": \"Count\"}}, {message}], \"continue_final_message\": true}}"
+        )
+    };
+    let answer = server.post("/v1/chat/completions", body("one two")).await.json();
+    assert_eq!(answer["choices"][0]["message"]["content"], " and three");
+    assert!(prompt(&server, 0).starts_with("<|im_start|>system\nCount"));
+    assert!(prompt(&server, 0).ends_with("<|im_start|>assistant\none two"));
+    let thinking = server.post("/v1/chat/completions", body("<think>so far")).await.json();
+    assert_eq!(thinking["choices"][0]["message"]["reasoning_content"], " and three");
+    let both = body("x").replace("\"continue_final", "\"add_generation_prompt\": true, \"continue_final");
+    assert_eq!(
+        server.post("/v1/chat/completions", both).await.error_param().as_deref(),
+        Some("continue_final_message")
+    );
+}
+
+#[tokio::test]
+async fn a_template_that_refuses_is_a_bad_request() {
+    let server = TestServer::start_empty(config(), ScriptedEngine::says("x")).await;
+    let refusing = ChatTemplate::new("{{ raise_exception('roles must alternate') }}", None, None).unwrap();
+    server.load_with(Some(refusing));
+    let answer = server.chat("").await;
+    assert_eq!((answer.status, answer.error_param().as_deref()), (400, Some("messages")));
+    assert!(answer.text.contains("roles must alternate"));
+
+    let server = TestServer::start_empty(config(), ScriptedEngine::says("x")).await;
+    server.load_with(None);
+    assert_eq!(server.chat("").await.status, 400);
+    assert_eq!(server.post("/v1/completions", r#"{"prompt": "a"}"#).await.status, 200);
 }
 
 #[tokio::test]

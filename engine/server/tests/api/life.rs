@@ -2,7 +2,7 @@
 
 use crate::support::engine::{END, ScriptedEngine, Step};
 use crate::support::{PATIENCE, TestServer, chat_body, config, eventually};
-use atlas_engine::engine::FinishReason;
+use atlas_engine::engine::{FinishReason, SubmitError};
 use atlas_server::ServeError;
 use serde_json::json;
 use std::time::Duration;
@@ -100,6 +100,16 @@ async fn an_engine_that_drops_a_request_is_lost() {
     let server = TestServer::start(ScriptedEngine::plays([Step::Text("a".into()), Step::Vanish])).await;
     let answer = server.chat("").await;
     assert_eq!(answer.status, 500);
+    let outcome = tokio::time::timeout(PATIENCE, server.serving).await.unwrap().unwrap();
+    assert!(matches!(outcome, Err(ServeError::EngineLost(_))));
+}
+
+#[tokio::test]
+async fn an_engine_that_is_not_running_is_lost() {
+    let server = TestServer::start(ScriptedEngine::says("x")).await;
+    *server.engine.refusal.lock().unwrap() = Some(SubmitError::NotRunning);
+    let answer = server.chat("").await;
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (503, &json!("engine_not_running")));
     let outcome = tokio::time::timeout(PATIENCE, server.serving).await.unwrap().unwrap();
     assert!(matches!(outcome, Err(ServeError::EngineLost(_))));
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod engine;
 pub(crate) mod http;
+pub(crate) mod log;
 
 use atlas_engine::engine::EngineHandle;
 use atlas_engine::text::chat_template::ChatTemplate;
@@ -77,6 +78,7 @@ impl TestServer {
 
     /// Without the model, as while it loads.
     pub(crate) async fn start_empty(config: ServerConfig, engine: ScriptedEngine) -> Self {
+        log::install();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let state = AppState::with_identity(config, Arc::new(FixedIdentity::default()));
@@ -88,11 +90,15 @@ impl TestServer {
     }
 
     pub(crate) fn load(&self) {
+        self.load_with(Some(template()));
+    }
+
+    pub(crate) fn load_with(&self, template: Option<ChatTemplate>) {
         let engine = EngineHandle::new(self.engine.clone());
         self.state.set_model(ServedModel::new(
             engine,
             tokenizer(),
-            Some(template()),
+            template,
             ToolFormat::Hermes,
             ReasoningFormat::ThinkTags,
         ));
