@@ -5,6 +5,7 @@ mod doctor;
 mod eval;
 mod explain;
 mod logs;
+mod recipe;
 mod run;
 mod serve;
 mod status;
@@ -30,6 +31,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Eval(eval::EvalCommand),
     Explain(explain::ExplainArgs),
+    Recipe(recipe::RecipeArgs),
 }
 
 impl Command {
@@ -45,6 +47,7 @@ impl Command {
             Self::Doctor(args) => args.run(global),
             Self::Eval(command) => command.run(global),
             Self::Explain(args) => args.run(global),
+            Self::Recipe(args) => args.run(global),
         }
     }
 }
