@@ -16,6 +16,7 @@ mod progress;
 mod recipe;
 mod run;
 mod serve_config;
+mod target;
 
 use atlas_schemas::serve_options::normalise_args;
 use clap::Parser;

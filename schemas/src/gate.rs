@@ -1,12 +1,12 @@
-//! Gates: a suite says what is measured, a baseline promises, a record proves.
+//! What a gate exchanges with files: suites (what to measure), records (what was measured), baselines (what is
+//! promised) and reports (the judgement).
 
-use crate::hardware::{HardwareClass, HostFacts};
+use crate::hardware::{CpuFacts, GpuFacts, HardwareClass};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// Version of the gate formats that this build writes.
+/// Version of the gate formats that this build reads and writes.
 pub const GATE_VERSION: u32 = 1;
 
 /// Names that a recipe's `gates.suites` may hold.
@@ -24,232 +24,375 @@ pub const SUITE_NAMES: &[&str] = &[
     "soak",
 ];
 
-/// A suite: what is measured, and how each metric is judged. Written by people, in YAML.
+/// A suite: one measurement and the rules that judge its metrics. Read from `gates/suites/NAME.yaml`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GateSuite {
     /// Version of this format: [`GATE_VERSION`].
     pub schema_version: u32,
-    /// Name; also the file's stem.
+    /// The suite's name, as `--suite` takes it.
     pub name: String,
-    /// What the suite shows, in a sentence.
+    /// What the suite proves, in a sentence.
     pub description: String,
-    /// Which measurement is made.
-    pub measure: GateMeasure,
-    /// Numbers of the measurement (prompt lengths, concurrency, cases …); the measurement knows its own keys.
-    #[serde(default)]
-    pub params: Map<String, Value>,
-    /// Measured runs after the warm-up; at least 1.
-    #[schemars(range(min = 1, max = 1000))]
+    /// Measured repetitions; each gives one raw value per metric.
+    #[schemars(range(min = 1, max = 100))]
     pub runs: u32,
-    /// Runs that are thrown away first.
+    /// Repetitions before the measured ones, thrown away.
     #[serde(default)]
-    pub warmup_runs: u32,
-    /// Time after which the suite fails, in seconds.
-    #[schemars(range(min = 1))]
+    #[schemars(range(max = 100))]
+    pub warmup: u32,
+    /// Seconds after which the measurement is given up as failed.
+    #[schemars(range(min = 1, max = 86400))]
     pub timeout_s: u32,
-    /// Every metric that the measurement reports, with its judgement. A metric that is listed and not measured fails.
-    pub metrics: Vec<MetricSpec>,
+    /// What is measured.
+    pub measure: Measure,
+    /// How each metric that the measurement yields is judged. Every metric needs a rule.
+    pub metrics: BTreeMap<String, MetricRule>,
 }
 
-/// A kind of measurement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum GateMeasure {
-    /// Generated tokens a second of one stream.
-    Decode,
-    /// Prompt tokens a second.
-    Prefill,
-    /// Time to the first token, cold and with a warm prefix.
-    Ttft,
-    /// Throughput and latency under several streams.
-    Concurrency,
-    /// One row, one result, over HTTP: batching, chunking and cache hits change nothing.
-    Consistency,
-    /// Interleaved sessions on models with recurrent state stay apart.
-    StatePoisoning,
-    /// Perplexity of a text.
-    Perplexity,
-    /// Tool calls, compared by structure.
-    Tools,
-    /// Questions with known answers.
-    Qa,
-    /// Accepted drafts a step.
-    Speculation,
-    /// Hours of mixed traffic.
-    Soak,
+/// The kinds of measurement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Measure {
+    /// Tokens a second after the first: `decode_tok_s_cN` for N requests at once (sum over them).
+    Decode(DecodeMeasure),
+    /// Prompt tokens a second: `prefill_tok_s_pN` for prompts of N tokens.
+    Prefill(PrefillMeasure),
+    /// Milliseconds to the first token: `ttft_cold_ms` for an unseen prompt, `ttft_warm_ms` for the same again.
+    Ttft(TtftMeasure),
+    /// Perplexity over documents: `perplexity_all`, `perplexity_assistant`.
+    Perplexity(PerplexityMeasure),
+    /// Function calling: `tools_accuracy` and one `tools_CATEGORY` a category.
+    Tools(CasesMeasure),
+    /// Questions with one exact answer: `qa_accuracy` and one `qa_CATEGORY` a category.
+    Qa(CasesMeasure),
+    /// Equal results alone and in company: `consistency_mismatches`, `consistency_comparisons`.
+    Consistency(ConsistencyMeasure),
+}
+
+/// Parameters of [`Measure::Decode`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DecodeMeasure {
+    /// Tokens in each prompt.
+    pub prompt_tokens: u32,
+    /// Tokens to generate.
+    pub decode_tokens: u32,
+    /// Numbers of requests that run at once.
+    pub concurrency: Vec<u32>,
+}
+
+/// Parameters of [`Measure::Prefill`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PrefillMeasure {
+    /// Prompt lengths in tokens.
+    pub prompt_tokens: Vec<u32>,
+}
+
+/// Parameters of [`Measure::Ttft`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TtftMeasure {
+    /// Tokens in the prompt.
+    pub prompt_tokens: u32,
+}
+
+/// Parameters of [`Measure::Perplexity`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PerplexityMeasure {
+    /// Text: a data set built into Atlas (`perplexity`), or a path.
+    pub text: String,
+    /// Where one document ends and the next begins; itself neither fed nor scored.
+    pub separator: String,
+    /// What opens an assistant turn; the tokens after it are assistant tokens.
+    pub assistant_start: String,
+    /// What closes an assistant turn; itself the last assistant token.
+    pub assistant_end: String,
+    /// The most tokens of a document that are scored with one context; longer documents are cut there.
+    pub window: u32,
+}
+
+/// Parameters of [`Measure::Tools`] and [`Measure::Qa`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CasesMeasure {
+    /// Cases: a data set built into Atlas (`tool_calls`, `qa`), or a path to a JSON-lines file.
+    pub cases: String,
+    /// The most tokens an answer may have.
+    pub max_tokens: u32,
+    /// Cases that run at once.
+    pub concurrency: u32,
+}
+
+/// Parameters of [`Measure::Consistency`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ConsistencyMeasure {
+    /// Different prompts.
+    pub prompts: u32,
+    /// Tokens to generate for each.
+    pub max_tokens: u32,
+    /// Numbers of requests that run at once, one pass each.
+    pub batches: Vec<u32>,
+    /// Seed of the order of requests and of the sampled requests.
+    pub seed: u64,
 }
 
 /// How one metric is judged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct MetricSpec {
-    /// Name, as in `decode_tok_s`.
-    pub name: String,
-    /// Unit, as in `tok/s`, `ms`, `%`; empty for a plain number.
-    #[serde(default)]
+pub struct MetricRule {
+    /// Unit of the values, for people.
     pub unit: String,
     /// Which way is better.
     pub direction: Direction,
-    /// What is compared with what.
-    pub kind: Comparison,
-    /// How much worse than the baseline still passes: in the metric's unit for `absolute`, a fraction for `relative`
-    /// and `roofline` (0.05 is 5 %). Not used by `exact`.
+    /// What the tolerance is a measure of.
+    pub kind: MetricKind,
+    /// How much worse than the baseline still passes: in units (`absolute`), or as a fraction of the baseline
+    /// (`relative`, `roofline`). Zero for `exact`.
     #[serde(default)]
-    #[schemars(range(min = 0.0))]
     pub tolerance: f64,
-    /// Fewer runs than this are inconclusive.
+    /// Fewer raw values than this cannot be judged.
     #[serde(default = "one")]
-    #[schemars(range(min = 1))]
-    pub minimum_runs: u32,
-    /// A spread above this (fraction of the median) is inconclusive. Absent: the spread is not judged.
+    pub min_runs: u32,
+    /// The only value that may be promised; another cannot be blessed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0.0))]
-    pub max_spread: Option<f64>,
+    pub must_be: Option<f64>,
 }
 
 fn one() -> u32 {
     1
 }
 
-/// Which way is better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+/// Which way a metric is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
-    /// Throughput, accuracy.
-    HigherIsBetter,
-    /// Latency, perplexity, failures.
-    LowerIsBetter,
-    /// Any change is a failure.
-    Equal,
+    /// More is better.
+    Higher,
+    /// Less is better.
+    Lower,
+    /// A deviation to either side is worse.
+    Either,
 }
 
-/// What is compared with what.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+/// What is compared with the baseline, and what the tolerance is a measure of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Comparison {
-    /// Median equal to the baseline's, bit for bit.
+pub enum MetricKind {
+    /// Every raw value equals the baseline's.
     Exact,
-    /// Median within `tolerance` of the baseline's, in the metric's unit.
+    /// The median may be worse by the tolerance, in the metric's unit.
     Absolute,
-    /// Median within the fraction `tolerance` of the baseline's.
+    /// The median may be worse by the tolerance, as a fraction of the baseline.
     Relative,
-    /// The fraction of the machine's own roofline within the fraction `tolerance` of the baseline's fraction, so that
-    /// a slower sister machine passes and a slower engine does not.
+    /// As `relative`, but on the fraction of the machine's own roofline instead of the raw value.
     Roofline,
 }
 
-/// One metric as measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct MetricValue {
-    /// Unit, as in the suite.
-    #[serde(default)]
-    pub unit: String,
-    /// Every run's value, in order.
-    pub values: Vec<f64>,
-    /// Number of runs.
-    pub n: u32,
-    /// Median of the values.
-    pub median: f64,
-    /// Largest deviation from the median as a fraction of it (0 when the median is 0 and all values agree).
-    pub spread: f64,
-    /// The median as a fraction of the machine's roofline, for metrics that have one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub roofline_fraction: Option<f64>,
-}
-
-/// What exactly was measured. Two measurements are comparable if suite, recipe and class agree; hashes say what changed.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct GateSubject {
-    /// Suite name.
-    pub suite: String,
-    /// sha256 of the suite's canonical form.
-    pub suite_hash: String,
-    /// Recipe as it was named.
-    pub recipe: String,
-    /// sha256 of the recipe's canonical form, overrides included.
-    pub recipe_hash: String,
-    /// sha256 over the weights' manifest (path, size and sha256 of every file, sorted by path).
-    pub weights_hash: String,
-    /// Version and build of the engine: sha256 of the binary.
-    pub engine_hash: String,
-    /// Version of Atlas.
-    pub atlas_version: String,
-    /// Class of the machine.
-    pub hardware_class: HardwareClass,
-    /// Facts of the machine, measured speeds included.
-    pub hardware: HostFacts,
-}
-
-/// A promise: the numbers that later records are compared with. Committed, written by `atlas gate bless`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct GateBaseline {
-    /// Version of this format: [`GATE_VERSION`].
-    pub schema_version: u32,
-    /// What was measured.
-    pub subject: GateSubject,
-    /// When it was blessed, RFC 3339 in UTC.
-    pub blessed_at: String,
-    /// Source revision that was measured, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub git_commit: Option<String>,
-    /// Why this became the baseline.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub note: String,
-    /// The promised metrics, by name.
-    pub metrics: BTreeMap<String, MetricValue>,
-}
-
-/// A proof: one measurement, and how it was judged if it was.
+/// What a gate run measured, with everything needed to repeat it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GateRecord {
     /// Version of this format: [`GATE_VERSION`].
     pub schema_version: u32,
+    /// When the run began, RFC 3339 in UTC.
+    pub started_at: String,
+    /// How long it took, in seconds.
+    pub seconds: f64,
+    /// Hardware class.
+    pub class: HardwareClass,
     /// What was measured.
-    pub subject: GateSubject,
-    /// When the measurement began, RFC 3339 in UTC.
-    pub recorded_at: String,
-    /// Seconds that it took.
-    pub duration_s: f64,
-    /// Source revision that was measured, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub git_commit: Option<String>,
-    /// Whether the source tree had uncommitted changes, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub git_dirty: Option<bool>,
-    /// The measured metrics, by name.
-    pub metrics: BTreeMap<String, MetricValue>,
-    /// Conditions that make the numbers doubtful (throttling, other load), for people.
-    #[serde(default)]
-    pub warnings: Vec<String>,
+    pub target: GateTarget,
+    /// What served it.
+    pub engine: EngineProvenance,
+    /// Where.
+    pub hardware: MachineFacts,
+    /// The machine's own limits, probed in the same run.
+    pub probe: Option<MachineProbe>,
+    /// Results by suite.
+    pub suites: BTreeMap<String, SuiteResult>,
 }
 
-/// Judgement of a record or of one of its metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+/// The served model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GateTarget {
+    /// Short name; baselines are filed under it.
+    pub name: String,
+    /// Name under which the endpoint serves the model.
+    pub model: String,
+    /// sha256 of the recipe's text, when a recipe was run.
+    pub recipe_hash: Option<String>,
+    /// sha256 over the weight files, when known.
+    pub weights_hash: Option<String>,
+    /// Bytes of weights in memory, when known.
+    pub weight_bytes: Option<u64>,
+    /// Bytes of weights read for one decoded token, when known.
+    pub weight_bytes_per_token: Option<u64>,
+    /// Floating-point operations for one prefilled token, when known.
+    pub flops_per_token: Option<u64>,
+}
+
+/// The engine that served.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EngineProvenance {
+    /// Version, as `atlas --version` prints it.
+    pub version: String,
+    /// sha256 of the executable, when it was started here.
+    pub binary_sha256: Option<String>,
+    /// State of the source tree in which the gate ran, when it was one.
+    pub git: Option<GitState>,
+}
+
+/// State of a git work tree.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GitState {
+    /// Commit at HEAD.
+    pub commit: String,
+    /// Whether tracked files differ from it.
+    pub dirty: bool,
+}
+
+/// The machine, as far as it explains a number. Names and addresses do not: these facts are committed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MachineFacts {
+    /// Operating system.
+    pub os: String,
+    /// Processor architecture.
+    pub arch: String,
+    /// The processor.
+    pub cpu: CpuFacts,
+    /// Physical memory in bytes; 0 if unknown.
+    pub memory_bytes: u64,
+    /// GPUs in device order.
+    #[serde(default)]
+    pub gpus: Vec<GpuFacts>,
+}
+
+/// What the machine can do, measured with all logical processors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MachineProbe {
+    /// Which implementation measured.
+    pub method: String,
+    /// Size of the buffer that was read, in bytes.
+    pub working_set_bytes: u64,
+    /// Bytes read a second; one value a pass.
+    pub read_bytes_per_s: Samples,
+    /// f32 operations a second (a multiply-add is two); one value a pass.
+    pub flops: Samples,
+}
+
+/// Raw values and their summary.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Samples {
+    /// One value a run, in order.
+    pub values: Vec<f64>,
+    /// Their median.
+    pub median: f64,
+    /// Their interquartile range.
+    pub spread: f64,
+}
+
+/// One suite's results.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SuiteResult {
+    /// sha256 over the suite's measurement and its data; rules do not enter.
+    pub suite_hash: String,
+    /// How long it took, in seconds.
+    pub seconds: f64,
+    /// Metrics by name.
+    pub metrics: BTreeMap<String, Measured>,
+    /// What went wrong in single cases, for people; the first few.
+    #[serde(default)]
+    pub details: Vec<String>,
+}
+
+/// One measured metric.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// Unit of the values.
+    pub unit: String,
+    /// Raw values and their summary.
+    pub samples: Samples,
+    /// The median as a fraction of the machine's roofline, where that has a meaning.
+    pub roofline_fraction: Option<f64>,
+}
+
+/// What a recipe promises on a class of hardware. Kept in `gates/baselines/CLASS/NAME.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GateBaseline {
+    /// Version of this format: [`GATE_VERSION`].
+    pub schema_version: u32,
+    /// Hardware class.
+    pub class: HardwareClass,
+    /// Short name of the target.
+    pub name: String,
+    /// When it was blessed, RFC 3339 in UTC.
+    pub blessed_at: String,
+    /// Start of the run that it comes from, RFC 3339 in UTC.
+    pub measured_at: String,
+    /// What was measured.
+    pub target: GateTarget,
+    /// What served it.
+    pub engine: EngineProvenance,
+    /// Where.
+    pub hardware: MachineFacts,
+    /// The machine's own limits in that run.
+    pub probe: Option<MachineProbe>,
+    /// Promises by suite.
+    pub suites: BTreeMap<String, BaselineSuite>,
+}
+
+/// One suite's promises.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BaselineSuite {
+    /// sha256 over the suite's measurement and its data; another hash cannot be compared.
+    pub suite_hash: String,
+    /// Promises by metric.
+    pub metrics: BTreeMap<String, BaselineMetric>,
+}
+
+/// One promised value and the rule that judges against it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BaselineMetric {
+    /// Median of the blessed run.
+    pub value: f64,
+    /// Interquartile range of the blessed run.
+    pub spread: f64,
+    /// Number of raw values of the blessed run.
+    pub runs: u32,
+    /// The value as a fraction of the machine's roofline.
+    pub roofline_fraction: Option<f64>,
+    /// The rule.
+    pub rule: MetricRule,
+}
+
+/// The outcome of a comparison, from good to bad.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// As good as promised.
     Pass,
-    /// Too noisy, or too few runs, to say.
+    /// Too noisy, or too few runs, to tell.
     Inconclusive,
-    /// Worse than promised, or the baseline or a metric is missing.
+    /// Worse than promised, or not shown.
     Fail,
 }
 
 impl Verdict {
-    /// The worse of two: a failure outweighs an inconclusive metric, which outweighs a pass.
-    pub fn and(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Fail, _) | (_, Self::Fail) => Self::Fail,
-            (Self::Inconclusive, _) | (_, Self::Inconclusive) => Self::Inconclusive,
-            _ => Self::Pass,
-        }
-    }
-
     /// Exit code of a check: 0, 3 or 1.
     pub fn exit_code(self) -> u8 {
         match self {
@@ -275,70 +418,78 @@ impl std::fmt::Display for Verdict {
     }
 }
 
-/// Comparison of one record with its baseline: the output of `atlas gate check --json`.
+/// The judgement of a record against a baseline: the output of `atlas gate check --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GateReport {
     /// Version of this format: [`GATE_VERSION`].
     pub schema_version: u32,
-    /// Suite name.
-    pub suite: String,
-    /// Recipe as it was named.
-    pub recipe: String,
-    /// Class of the machine.
-    pub hardware_class: HardwareClass,
-    /// The worst of the metrics' verdicts.
+    /// The worst of all verdicts.
     pub verdict: Verdict,
-    /// Why, when no metric could be compared at all (no baseline, other suite …).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// Every metric of the suite.
-    pub metrics: Vec<MetricReport>,
-    /// Conditions that make the numbers doubtful, for people.
-    #[serde(default)]
-    pub warnings: Vec<String>,
+    /// Short name of the target.
+    pub name: String,
+    /// Hardware class.
+    pub class: HardwareClass,
+    /// Failures that belong to no single metric.
+    pub problems: Vec<String>,
+    /// Differences in provenance that do not decide, for people.
+    pub notes: Vec<String>,
+    /// One row a metric.
+    pub rows: Vec<ReportRow>,
 }
 
-/// Comparison of one metric.
+/// What a change must prove: the output of `atlas gate check --changed REF --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct MetricReport {
-    /// Name.
-    pub name: String,
-    /// Unit.
-    #[serde(default)]
-    pub unit: String,
-    /// Judgement.
+pub struct GateChangeReport {
+    /// Version of this format: [`GATE_VERSION`].
+    pub schema_version: u32,
+    /// The worst of all verdicts; a change that touches no recipe passes.
     pub verdict: Verdict,
-    /// The compared value of the baseline (its roofline fraction for `roofline`).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub baseline: Option<f64>,
-    /// The compared value of the record.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub measured: Option<f64>,
-    /// The worst value that would pass.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit: Option<f64>,
-    /// Number of runs.
-    pub n: u32,
-    /// Spread of the record.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spread: Option<f64>,
-    /// Why, in a sentence.
-    pub reason: String,
+    /// The revision that was compared with.
+    pub reference: String,
+    /// One entry a recipe that was added or changed.
+    pub recipes: Vec<ChangedRecipe>,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// One recipe of a change.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangedRecipe {
+    /// The file, relative to the repository.
+    pub file: String,
+    /// The worst of its verdicts.
+    pub verdict: Verdict,
+    /// What is wrong with the recipe or its proofs.
+    pub problems: Vec<String>,
+    /// One judgement a hardware class.
+    pub reports: Vec<GateReport>,
+}
 
-    #[test]
-    fn the_worst_verdict_wins() {
-        use Verdict::{Fail, Inconclusive, Pass};
-        assert_eq!(Pass.and(Pass), Pass);
-        assert_eq!(Pass.and(Inconclusive), Inconclusive);
-        assert_eq!(Inconclusive.and(Fail), Fail);
-        assert_eq!(Fail.and(Pass), Fail);
-        assert_eq!([Pass, Inconclusive, Fail].map(Verdict::exit_code), [0, 3, 1]);
-    }
+/// The judgement of one metric. Values are fractions of the roofline where the kind is `roofline`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReportRow {
+    /// The suite.
+    pub suite: String,
+    /// The metric.
+    pub metric: String,
+    /// Unit of the raw value.
+    pub unit: String,
+    /// The judging rule; absent when only the record knows the metric.
+    pub rule: Option<MetricRule>,
+    /// The promised value.
+    pub baseline: Option<f64>,
+    /// The measured value.
+    pub measured: Option<f64>,
+    /// The raw median, in `unit`.
+    pub raw: Option<f64>,
+    /// Interquartile range of what is compared.
+    pub spread: Option<f64>,
+    /// Number of raw values.
+    pub runs: usize,
+    /// The judgement.
+    pub verdict: Verdict,
+    /// Why, in a sentence.
+    pub reason: String,
 }

@@ -1,6 +1,6 @@
 //! The JSON Schemas of everything here, as committed under `schemas/json`.
 
-use crate::{bench, gate, hardware, hosts, job, lock, outputs, recipe, registry, serve_options};
+use crate::{bench, eval, gate, hardware, hosts, job, lock, outputs, recipe, registry, serve_options};
 use schemars::schema_for;
 use serde_json::Value;
 
@@ -9,8 +9,10 @@ pub fn all() -> Vec<(&'static str, Value)> {
     let schemas = [
         ("bench-record", schema_for!(bench::BenchRecord)),
         ("doctor-report", schema_for!(outputs::DoctorReport)),
+        ("eval-record", schema_for!(eval::EvalRecord)),
         ("explain-report", schema_for!(outputs::ExplainReport)),
         ("gate-baseline", schema_for!(gate::GateBaseline)),
+        ("gate-change-report", schema_for!(gate::GateChangeReport)),
         ("gate-record", schema_for!(gate::GateRecord)),
         ("gate-report", schema_for!(gate::GateReport)),
         ("gate-suite", schema_for!(gate::GateSuite)),
@@ -18,6 +20,7 @@ pub fn all() -> Vec<(&'static str, Value)> {
         ("hosts", schema_for!(hosts::Hosts)),
         ("job-record", schema_for!(job::JobRecord)),
         ("lock", schema_for!(lock::Lock)),
+        ("perplexity-record", schema_for!(eval::PerplexityRecord)),
         ("recipe", schema_for!(recipe::Recipe)),
         ("recipe-list", schema_for!(outputs::RecipeList)),
         ("recipe-report", schema_for!(outputs::RecipeReport)),

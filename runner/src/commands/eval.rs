@@ -1,11 +1,13 @@
 //! `atlas eval`: what the engine computes, exactly, for comparison with references.
 
+use super::eval_tasks::{CasesArgs, PerplexityArgs};
 use crate::engine_host;
 use crate::errors::CliError;
 use crate::output::{GlobalArgs, print_json};
 use atlas_engine::backend::cpu::ActivationDtype;
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::session::Session;
+use atlas_gates::suites::cases::Task;
 use clap::{Args, Subcommand, ValueEnum};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
@@ -18,6 +20,12 @@ pub(crate) enum EvalCommand {
     Logits(LogitsArgs),
     /// Greedy token ids after a prompt; end-of-sequence does not stop it.
     Generate(GenerateArgs),
+    /// Accuracy of function calls.
+    Tools(CasesArgs),
+    /// Accuracy of exact answers.
+    Qa(CasesArgs),
+    /// Perplexity of a text.
+    Perplexity(PerplexityArgs),
 }
 
 impl EvalCommand {
@@ -26,6 +34,9 @@ impl EvalCommand {
         match self {
             Self::Logits(args) => args.run(global),
             Self::Generate(args) => args.run(global),
+            Self::Tools(args) => args.run(Task::Tools, global),
+            Self::Qa(args) => args.run(Task::Qa, global),
+            Self::Perplexity(args) => args.run(global),
         }
     }
 }

@@ -1,9 +1,13 @@
 //! One file a subcommand. Each has its `Args` and a `run` that returns when the work is done or has failed.
 
+mod bench;
 mod chat;
 mod doctor;
 mod eval;
+mod eval_tasks;
 mod explain;
+mod gate;
+mod gate_changed;
 mod logs;
 mod recipe;
 mod run;
@@ -32,6 +36,10 @@ pub(crate) enum Command {
     Eval(eval::EvalCommand),
     Explain(explain::ExplainArgs),
     Recipe(recipe::RecipeArgs),
+    Bench(bench::BenchArgs),
+    /// Measure what a recipe promises, and judge it.
+    #[command(subcommand)]
+    Gate(gate::GateCommand),
 }
 
 impl Command {
@@ -48,6 +56,8 @@ impl Command {
             Self::Eval(command) => command.run(global),
             Self::Explain(args) => args.run(global),
             Self::Recipe(args) => args.run(global),
+            Self::Bench(args) => args.run(global),
+            Self::Gate(command) => command.run(global),
         }
     }
 }

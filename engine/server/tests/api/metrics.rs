@@ -30,7 +30,7 @@ async fn everything_is_counted() {
         (format!("atlas_request_success_total{{{model},finished_reason=\"stop\"}}"), 2.0),
         (format!("atlas_request_success_total{{{model},finished_reason=\"length\"}}"), 1.0),
         (format!("atlas_time_to_first_token_seconds_count{{{model}}}"), 3.0),
-        (format!("atlas_time_to_first_token_seconds_bucket{{le=\"2560.0\",{model}}}"), 3.0),
+        (format!("atlas_time_to_first_token_seconds_bucket{{{model},le=\"2560.0\"}}"), 3.0),
         (format!("atlas_inter_token_latency_seconds_count{{{model}}}"), 11.0),
         (format!("atlas_e2e_request_latency_seconds_count{{{model}}}"), 3.0),
         (format!("atlas_request_queue_time_seconds_count{{{model}}}"), 3.0),
