@@ -9,13 +9,13 @@ mod explain;
 mod gate;
 mod gate_changed;
 mod logs;
+mod recipe;
 mod run;
 mod serve;
 mod status;
 mod stop;
 
 pub(crate) use serve::{port_in_use, socket_address};
-mod recipe;
 
 use crate::errors::CliError;
 use crate::output::GlobalArgs;

@@ -6,8 +6,10 @@ use crate::interrupt::{Interrupt, block_on};
 use crate::job::store::JobStore;
 use crate::output::{GlobalArgs, print_json, write_stdout};
 use crate::progress::Progress;
+use crate::recipe::{Override, OverrideError, ResolveError, resolve};
 use crate::run::bring_up::{bring_up, follow, summary, summary_json};
 use crate::run::plan::{RunPlan, RunRequest};
+use atlas_schemas::yaml::render;
 use clap::Args;
 
 /// Run a model from a recipe.
@@ -59,8 +61,33 @@ impl RunArgs {
     }
 
     fn request(&self) -> Result<RunRequest, CliError> {
-        let _ = (&self.recipe, &self.sets, self.port, self.trust, self.gate);
-        Err(CliError::Failed("recipes are not there yet".to_owned()))
+        let found = resolve(&self.recipe).map_err(|error| match error {
+            ResolveError::NotFound(message) => CliError::Usage(message),
+            invalid @ ResolveError::Invalid { .. } => CliError::Refused(invalid.to_string()),
+        })?;
+        let usage = |error: OverrideError| CliError::Usage(error.to_string());
+        let mut overrides =
+            self.sets.iter().map(|set| Override::parse(set).map_err(usage)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(port) = self.port {
+            overrides.push(Override::new("port", &port.to_string()).map_err(usage)?);
+        }
+        let effective = found.effective(&overrides).map_err(usage)?;
+        found.warnings.iter().for_each(|warning| eprint!("{}", render(warning)));
+        effective.notes.iter().for_each(|note| eprintln!("note: {note}"));
+        let resolved = serde_json::to_value(&found.recipe).map_err(|error| CliError::Failed(error.to_string()))?;
+        Ok(RunRequest {
+            reference: found.reference,
+            hash: effective.hash,
+            resolved,
+            model: found.recipe.model,
+            revision: found.recipe.model_revision,
+            min_nodes: found.recipe.min_nodes,
+            max_nodes: found.recipe.max_nodes,
+            env: found.recipe.env,
+            refusals: effective.refusals,
+            options: effective.set,
+            effective: effective.provenance,
+        })
     }
 
     async fn launch(&self, plan: RunPlan, interrupt: &Interrupt, global: &GlobalArgs) -> Result<(), CliError> {

@@ -100,14 +100,15 @@ impl JobStore {
     }
 
     /// The one job that `name` (an id, the beginning of one, or a recipe's name) means. Among jobs of one recipe
-    /// those that have not ended come first.
+    /// those that run come first, then those that were not stopped.
     pub(crate) fn find(&self, name: &str) -> Result<(JobDir, JobRecord), CliError> {
         let records = self.records()?;
         let by_id = |record: &JobRecord| record.id.starts_with(name);
         let by_recipe = |record: &JobRecord| record.recipe == name || short_name(&record.recipe) == name;
-        let groups: [&dyn Fn(&JobRecord) -> bool; 4] = [
+        let groups: [&dyn Fn(&JobRecord) -> bool; 5] = [
             &|record| record.id == name,
             &|record| !name.is_empty() && by_id(record),
+            &|record| by_recipe(record) && is_alive(record),
             &|record| by_recipe(record) && record.state.is_live(),
             &by_recipe,
         ];

@@ -1,4 +1,5 @@
 //! The `atlas` binary from outside: its commands, exit codes, files and processes.
 
 mod jobs;
+mod lifecycle;
 mod support;

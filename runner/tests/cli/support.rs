@@ -2,10 +2,12 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A home of its own for one test; everything the binary writes lands in it.
@@ -53,6 +55,55 @@ impl Home {
         outcome(self.run(args))
     }
 
+    /// Runs it with `input` on stdin.
+    pub(crate) fn outcome_with_input(&self, args: &[&str], input: &str) -> (i32, String, String) {
+        self.with_input(self.atlas(args), input)
+    }
+
+    pub(crate) fn with_input(&self, mut command: Command, input: &str) -> (i32, String, String) {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // A command that ends early closes the pipe.
+        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+        outcome(child.wait_with_output().unwrap())
+    }
+
+    /// Starts it in a process group of its own, with its output kept.
+    pub(crate) fn spawn(&self, args: &[&str]) -> Running {
+        let mut command = self.atlas(args);
+        Running(command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Starts a run and waits until it says that it is ready.
+    pub(crate) fn spawn_ready(&self, args: &[&str]) -> Running {
+        let running = self.spawn(args);
+        eventually("the job is ready", Duration::from_secs(60), || {
+            let rows: Value = serde_json::from_str(&self.outcome(&["status", "--json"]).1).unwrap();
+            rows.as_array().unwrap().iter().any(|job| job["condition"] == "running" && job["state"] == "ready")
+        });
+        running
+    }
+
+    /// `sh -c SCRIPT` with the binary as `$0`.
+    pub(crate) fn through_shell(&self, script: &str) -> Command {
+        let atlas = self.atlas(&[]);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]).arg(atlas.get_program()).env_clear().stdin(Stdio::null());
+        shell.envs(atlas.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        shell
+    }
+
+    /// Processes that were started in this home and run.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let mark = format!("ATLAS_STATE_DIR={}", self.state().display());
+        let pids =
+            std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+        pids.filter(|pid: &u32| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes()) && is_alive(*pid)
+        })
+        .collect()
+    }
+
     /// Every file and directory below the home.
     pub(crate) fn listing(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
@@ -90,7 +141,6 @@ impl Home {
 }
 
 fn write_private(path: &Path, text: &str) {
-    use std::io::Write;
     let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path).unwrap();
     file.write_all(text.as_bytes()).unwrap();
 }
@@ -166,6 +216,48 @@ impl Drop for Process {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// A process that a test started, killed when dropped.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Running {
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Waits for its end; panics after `limit`.
+    pub(crate) fn wait(&mut self, limit: Duration) -> ExitStatus {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "process {} did not end in {limit:?}", self.0.id());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for its end and returns what it printed (less than a pipe holds).
+    pub(crate) fn finish(mut self, limit: Duration) -> Output {
+        let status = self.wait(limit);
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        self.0.stdout.take().unwrap().read_to_end(&mut stdout).unwrap();
+        self.0.stderr.take().unwrap().read_to_end(&mut stderr).unwrap();
+        Output { status, stdout, stderr }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A port that was free a moment ago.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Waits for a condition; panics with `what` after `limit`.
