@@ -8,6 +8,7 @@ use crate::model::ModelSource;
 use atlas_engine::backend::cpu::ActivationDtype;
 use atlas_engine::explain::{Hardware, explain};
 use atlas_engine::model::{LoadOptions, Model};
+use atlas_engine::session::Session;
 use atlas_engine::text::chat_template::ChatTemplate;
 use atlas_engine::text::parser::{ReasoningFormat, ToolFormat};
 use atlas_engine::text::tokenizer::Tokenizer;
@@ -73,7 +74,17 @@ pub(crate) fn memory_need(model: &ModelSource, options: &ServeOptions) -> Result
 
 /// Generates with the embedded model and compares with its known tokens. Returns what was done.
 pub(crate) fn self_test() -> Result<String, CliError> {
-    Err(CliError::Failed("this build has no engine yet".to_owned()))
+    let known = embedded::KNOWN_TOKENS;
+    let load = LoadOptions { context: Some(embedded::KNOWN_PROMPT.len() + known.len()), ..LoadOptions::default() };
+    let mut model = Model::load(&embedded::files(), &load, |_, _| {})?;
+    let tokens = Session::new(&mut model)?.greedy(embedded::KNOWN_PROMPT, known.len(), usize::MAX)?;
+    match tokens.iter().zip(known).position(|(token, known)| token != known) {
+        None => Ok(format!("generated the {} known tokens of the embedded model", known.len())),
+        Some(at) => Err(CliError::Failed(format!(
+            "token {at} of the embedded model is {} where {} is known: this machine does not compute right",
+            tokens[at], known[at]
+        ))),
+    }
 }
 
 /// A model's files by the name that a user gives it: see [`crate::model::locate`].

@@ -13,6 +13,7 @@ mod model;
 mod option_flags;
 mod output;
 mod progress;
+mod recipe;
 mod run;
 mod serve_config;
 mod target;

@@ -26,8 +26,9 @@ pub fn all() -> Vec<(&'static str, Value)> {
         ("recipe-report", schema_for!(outputs::RecipeReport)),
         ("registry", schema_for!(registry::RegistryManifest)),
         ("run-plan", schema_for!(outputs::RunPlan)),
+        ("run-summary", schema_for!(outputs::RunSummary)),
         ("serve-options", schema_for!(serve_options::ServeOptions)),
-        ("status-report", schema_for!(outputs::StatusReport)),
+        ("status-report", schema_for!(Vec<outputs::JobStatus>)),
         ("user-registries", schema_for!(registry::UserRegistries)),
         ("validation-report", schema_for!(outputs::ValidationReport)),
     ];

@@ -1,12 +1,12 @@
 //! What commands print with `--json`.
 
-use crate::hardware::HostFacts;
-use crate::job::JobRecord;
+use crate::job::{JobRecord, JobState};
 use crate::provenance::EffectiveOption;
 use crate::yaml::Diagnostic;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// `atlas run --dry-run --json`: what a launch would do. Nothing was touched.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -16,128 +16,187 @@ pub struct RunPlan {
     pub recipe: String,
     /// Hash of the recipe with its overrides.
     pub recipe_hash: String,
-    /// The model.
+    /// The model as the recipe names it.
     pub model: String,
-    /// Where the model's files are; absent if they are not here yet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weights: Option<String>,
+    /// Where the model is; `null` if it is not here.
+    pub model_path: Option<String>,
     /// Hosts, the head first.
     pub hosts: Vec<String>,
-    /// Address that the server would listen on.
-    pub host: String,
-    /// Port that the server would listen on.
-    pub port: u16,
-    /// Whether that port is free.
-    pub port_free: bool,
-    /// The command line of rank 0, the program first, without secrets.
+    /// Address and port that the server would listen on; port 0 is any free one.
+    pub address: String,
+    /// Its URL.
+    pub url: String,
+    /// Name of the model in the API.
+    pub model_name: String,
+    /// Memory against need; `null` if the model is not here.
+    pub memory: Option<MemoryFit>,
+    /// The server's command line, the program first, without secrets.
     pub argv: Vec<String>,
     /// Environment that the recipe adds.
-    #[serde(default)]
-    pub env: std::collections::BTreeMap<String, String>,
+    pub env: BTreeMap<String, String>,
     /// Every option with its value and where it came from.
     pub options: Vec<EffectiveOption>,
-    /// Memory that the launch needs and has; absent if the model's files are not here yet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<MemoryFit>,
-    /// What should be looked at, for people.
-    #[serde(default)]
-    pub warnings: Vec<String>,
     /// Why the launch would be refused; empty if it would not.
-    #[serde(default)]
-    pub refusals: Vec<String>,
+    pub refused: Vec<String>,
+    /// What is not here yet, and how to get it; `null` if nothing is missing.
+    pub missing: Option<String>,
 }
 
-/// Memory that a model needs on a device, against what is there.
+/// Memory that a model needs, against what is there.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryFit {
     /// Weights in bytes.
     pub weight_bytes: u64,
-    /// KV cache in bytes, at the served context and sequences.
+    /// KV cache of one sequence at the served context, in bytes.
     pub kv_bytes: u64,
-    /// Recurrent state in bytes.
+    /// Recurrent state of one sequence, in bytes.
     pub state_bytes: u64,
-    /// Buffers of a step in bytes.
-    pub buffer_bytes: u64,
-    /// What may be used, in bytes.
-    pub budget_bytes: u64,
+    /// Tokens that `kv_bytes` was computed for.
+    pub context: u64,
+    /// Sum of the above, in bytes.
+    pub needed_bytes: u64,
+    /// What may be used.
+    pub available: AvailableMemory,
+    /// Part of the available memory that the options let Atlas take, in percent.
+    pub utilization_percent: u32,
     /// Whether it fits.
     pub fits: bool,
 }
 
-/// `atlas status --json`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// Memory that can be used without swapping or being killed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct StatusReport {
-    /// Jobs, the newest first.
-    pub jobs: Vec<JobStatus>,
+pub struct AvailableMemory {
+    /// Bytes, the smaller of the two below.
+    pub bytes: u64,
+    /// What the system has.
+    pub system_bytes: u64,
+    /// What the tightest control group leaves; `null` where none has a limit.
+    pub cgroup_bytes: Option<u64>,
+    /// Memory of the machine.
+    pub total_bytes: u64,
 }
 
-/// A job as it is now.
+/// `atlas run --json`: the job that runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+pub struct RunSummary {
+    /// Id of the job.
+    pub job: String,
+    /// Recipe as it was named.
+    pub recipe: String,
+    /// Hash of the recipe with its overrides.
+    pub recipe_hash: Option<String>,
+    /// The model as the recipe names it.
+    pub model: String,
+    /// Name of the model in the API.
+    pub model_name: String,
+    /// URL of the API.
+    pub url: String,
+    /// Its port.
+    pub port: u16,
+    /// Process id of rank 0.
+    pub pid: Option<u32>,
+    /// What the job is doing.
+    pub state: JobState,
+    /// Whether it goes on running when the command ends.
+    pub detached: bool,
+    /// Log file.
+    pub log: String,
+}
+
+/// One element of `atlas status --json`: a job as it is now.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JobStatus {
-    /// The record, with its state corrected by what was found.
-    pub job: JobRecord,
-    /// Whether every rank's process is the recorded one and lives.
-    pub alive: bool,
-    /// Whether the API answers that it is ready; absent if it was not asked.
+    /// What was found out about the job.
+    pub condition: JobCondition,
+    /// What there is to say beyond that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ready: Option<bool>,
-    /// Address of the API.
+    pub detail: Option<String>,
+    /// The end of the log of a job that died.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub url: Option<String>,
+    pub last_lines: Option<Vec<String>>,
+    /// Log file.
+    pub log: String,
+    /// The record.
+    #[serde(flatten)]
+    pub record: JobRecord,
+}
+
+/// What was found out about a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum JobCondition {
+    /// The process runs and answers requests.
+    Running,
+    /// The process runs and is not ready yet.
+    Starting,
+    /// It was ready, its process runs, but it does not answer.
+    Unhealthy,
+    /// It ended without being asked to.
+    Dead,
+    /// It was stopped.
+    Stopped,
 }
 
 /// `atlas explain --json`: what a model costs, before anything is loaded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
 pub struct ExplainReport {
-    /// Model or recipe as it was named.
-    pub target: String,
     /// Family, as in `qwen3_5`.
     pub family: String,
-    /// Hardware that the bound is for.
-    pub hardware: String,
+    /// Context length that memory was estimated for, in tokens.
+    pub context: u64,
+    /// Sequences that memory was estimated for.
+    pub sequences: u64,
     /// Every sublayer, in order of execution.
     pub sublayers: Vec<SublayerCost>,
     /// The sum.
     pub total: Cost,
-    /// Whether it fits the hardware's memory; absent if that is unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fits: Option<bool>,
-    /// Tokens a second that memory bandwidth allows one stream; absent if the bandwidth is unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Weights, caches and activations in bytes.
+    pub memory_bytes: u64,
+    /// The machine compared with.
+    pub hardware: ExplainHardware,
+    /// Whether it fits.
+    pub fits: bool,
+    /// Tokens a second that memory bandwidth allows one sequence; `null` if the bandwidth is unknown.
     pub decode_tok_s_bound: Option<f64>,
+    /// What the reader should know.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+}
+
+/// A machine, as far as the bound needs it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ExplainHardware {
+    /// Name, as in `gb10`.
+    pub name: String,
+    /// Memory that a model may use, in bytes.
+    pub memory_bytes: u64,
+    /// Memory bandwidth in bytes a second; `null` if it was not measured.
+    pub bandwidth: Option<f64>,
 }
 
 /// One sublayer's cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
 pub struct SublayerCost {
-    /// Name, as in `layers.3.attention`.
+    /// Name, as in `layers.3.mlp`.
     pub name: String,
-    /// Parameters.
-    pub params: u64,
-    /// Bytes of weights.
-    pub weight_bytes: u64,
-    /// Floating-point operations a token, attention over context aside.
-    pub flops_per_token: u64,
-    /// Bytes of KV cache a token.
-    pub kv_bytes_per_token: u64,
-    /// Bytes of recurrent state a sequence.
-    pub state_bytes_per_sequence: u64,
+    /// Its cost.
+    #[serde(flatten)]
+    pub cost: Cost,
 }
 
 /// A cost.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
 pub struct Cost {
     /// Parameters.
     pub params: u64,
-    /// Bytes of weights.
+    /// Bytes of weights as stored, scales included.
     pub weight_bytes: u64,
-    /// Floating-point operations a token, attention over context aside.
+    /// Bytes of weights that one decoded token reads.
+    pub weight_bytes_per_token: u64,
+    /// Floating-point operations a token, attention over earlier tokens aside.
     pub flops_per_token: u64,
     /// Bytes of KV cache a token.
     pub kv_bytes_per_token: u64,
@@ -149,14 +208,10 @@ pub struct Cost {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DoctorReport {
-    /// Version of Atlas.
-    pub atlas_version: String,
-    /// What the machine is made of.
-    pub facts: HostFacts,
-    /// Every check, in the order in which they ran.
-    pub checks: Vec<DoctorCheck>,
     /// Whether nothing would stop a run.
     pub ok: bool,
+    /// Every check, in the order in which they ran.
+    pub checks: Vec<DoctorCheck>,
 }
 
 /// One check of the machine.
@@ -168,7 +223,7 @@ pub struct DoctorCheck {
     /// Outcome.
     pub status: CheckStatus,
     /// What was found.
-    pub detail: String,
+    pub value: String,
     /// What to do, if something should be done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suggestion: Option<String>,
@@ -181,9 +236,9 @@ pub enum CheckStatus {
     /// As it should be.
     Ok,
     /// A run works, but something should be looked at.
-    Warning,
+    Warn,
     /// A run would not work.
-    Error,
+    Fail,
 }
 
 /// `atlas recipe list --json`.
@@ -239,6 +294,9 @@ pub struct RecipeReport {
     /// What should be looked at.
     #[serde(default)]
     pub diagnostics: Vec<Diagnostic>,
+    /// What else should be looked at, overrides included.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// What this build cannot do of it.
     #[serde(default)]
     pub refusals: Vec<String>,

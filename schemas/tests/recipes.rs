@@ -1,5 +1,7 @@
 //! Recipes from files: what loads, what is refused, and in which words.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 use atlas_schemas::recipe::{Parsed, Strictness, parse};
 use atlas_schemas::yaml::{Severity, render};
 use std::fs;
@@ -140,4 +142,22 @@ fn the_recipes_of_this_repository_are_flawless() {
     names.dedup();
     assert_eq!(names.len(), count, "two recipes have one name");
     assert!(names.contains(&"tiny".to_owned()) && count >= 15, "{names:?}");
+}
+
+#[test]
+fn floods_of_problems_stay_readable() {
+    let head = "recipe_version: \"2\"\nmodel: a/b\nruntime: atlas\n";
+    let keys = |count: usize| (0..count).map(|n| format!("  kx{n}: 1\n")).collect::<String>();
+    let floods = [
+        format!("{head}defaults:\n{}", keys(2000)),
+        format!("{head}env:\n{}", keys(2000).replace("kx", "ATLAS_KX")),
+        format!("{head}metadata:\n{}", keys(2000)),
+        format!("{{{}}}\n", keys(2000).replace('\n', ",")),
+        format!("{head}# {}\n", (0..20_000).map(|n| format!("ATLAS_X{n} ")).collect::<String>()),
+    ];
+    for flood in floods {
+        let parsed = parse("flood.yaml", flood.as_bytes(), Strictness::Foreign);
+        assert!((10..=51).contains(&parsed.diagnostics.len()), "{}", parsed.diagnostics.len());
+        assert!(messages(&parsed).len() < 64 * 1024);
+    }
 }

@@ -212,8 +212,8 @@ impl Kernel for Task<'_> {
                 PanelData::F32(data) => block.run::<V, _>(F32Panels { data, depth }),
                 PanelData::F16(data) => block.run::<V, _>(F16Panels { data, depth }),
                 PanelData::Bf16(data) => block.run::<V, _>(Bf16Panels { data, depth }),
-                PanelData::Nvfp4 { words, scales, global } => {
-                    block.run::<V, _>(Nvfp4Panels { words, scales, global: *global, k: part.weight.k() });
+                PanelData::Nvfp4 { words, scales, factor, .. } => {
+                    block.run::<V, _>(Nvfp4Panels { words, scales, global: *factor, k: part.weight.k() });
                 }
             }
         }
@@ -251,17 +251,32 @@ impl Block<'_> {
 
     #[inline(always)]
     fn panels<V: F32x16, W: Panels, const R: usize, const P: usize>(&self, weight: W) {
-        let mut panel = self.first;
-        while panel + P <= self.end {
-            self.finish::<V, W, R, P>(weight, panel, weight.tile::<V, R, P>(panel, self.x));
-            panel += P;
-        }
-        while panel < self.end {
-            self.finish::<V, W, R, 1>(weight, panel, weight.tile::<V, R, 1>(panel, self.x));
-            panel += 1;
+        let whole = self.first + (self.end - self.first) / P * P;
+        V::call(Tile::<W, R, P> { block: self, weight, panels: self.first..whole });
+        if P > 1 && whole < self.end {
+            V::call(Tile::<W, R, 1> { block: self, weight, panels: whole..self.end });
         }
     }
+}
 
+/// R rows against a range of panels, P at a time.
+struct Tile<'a, W, const R: usize, const P: usize> {
+    block: &'a Block<'a>,
+    weight: W,
+    panels: std::ops::Range<usize>,
+}
+
+impl<W: Panels, const R: usize, const P: usize> Kernel for Tile<'_, W, R, P> {
+    #[inline(always)]
+    fn run<V: F32x16>(self) {
+        for panel in self.panels.step_by(P) {
+            let acc = self.weight.tile::<V, R, P>(panel, self.block.x);
+            self.block.finish::<V, W, R, P>(self.weight, panel, acc);
+        }
+    }
+}
+
+impl Block<'_> {
     /// Global scale, bias, accumulation, rounding, and the store.
     #[inline(always)]
     fn finish<V: F32x16, W: Panels, const R: usize, const P: usize>(&self, weight: W, panel: usize, acc: [[V; R]; P]) {

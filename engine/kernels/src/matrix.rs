@@ -50,7 +50,13 @@ pub(crate) enum PanelData {
     F32(Aligned<f32>),
     F16(Aligned<u16>),
     Bf16(Aligned<u32>),
-    Nvfp4 { words: Aligned<u32>, scales: Aligned<u8>, global: f32 },
+    /// `factor` is the global scale, or NaN if some block scale is: the vector decoder knows no NaN.
+    Nvfp4 {
+        words: Aligned<u32>,
+        scales: Aligned<u8>,
+        global: f32,
+        factor: f32,
+    },
 }
 
 impl PackedMatrix {
@@ -94,7 +100,7 @@ impl PackedMatrix {
     }
 
     /// Packs an NVFP4 matrix: `packed` is `[n, k/2]` with the even column in the low nibble, `scales` is E4M3
-    /// `[n, k/16]`; w = (e2m1 · scale) · `global`.
+    /// `[n, k/16]`; w = (e2m1 · scale) · `global`. One NaN among the scales makes every product with the matrix NaN.
     ///
     /// # Panics
     /// If K is not a multiple of 16 or a length does not fit N and K.
@@ -114,7 +120,9 @@ impl PackedMatrix {
         interleave(n, blocks, blocks, &mut packed_scales, |slot: &mut u8, row, block| {
             *slot = scales[row * blocks + block];
         });
-        PackedMatrix { n, k, data: PanelData::Nvfp4 { words, scales: packed_scales, global } }
+        let poisoned = scales.iter().any(|&scale| scale & 0x7f == 0x7f);
+        let factor = if poisoned { f32::NAN } else { global };
+        PackedMatrix { n, k, data: PanelData::Nvfp4 { words, scales: packed_scales, global, factor } }
     }
 
     /// Output features.
@@ -154,7 +162,7 @@ impl PackedMatrix {
                     let pair = data[at(depth / 2, k / 2)];
                     bf16::from_bits((pair >> (16 * (k % 2))) as u16).to_f32()
                 }
-                PanelData::Nvfp4 { words, scales, global } => {
+                PanelData::Nvfp4 { words, scales, global, .. } => {
                     let nibble = (words[at(self.k / 8, k / 8)] >> (4 * (k % 8))) as u8;
                     let scale = scales[at(self.k / SCALE_BLOCK, k / SCALE_BLOCK)];
                     (e2m1_to_f32(nibble) * e4m3_to_f32(scale)) * global

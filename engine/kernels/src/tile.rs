@@ -4,7 +4,7 @@
 //! tiles, and any cut along K, changes no bit.
 
 use crate::kv::KvElement;
-use crate::simd::{F32x16, LANES};
+use crate::simd::{F32x16, Kernel, LANES};
 
 /// A matrix given by its first element and the distance between rows.
 #[derive(Clone, Copy)]
@@ -31,31 +31,47 @@ impl<T> Rows<*mut T> {
 /// The three matrices are readable, `c` is writable and apart from the others.
 #[inline(always)]
 pub(crate) unsafe fn accumulate<V: F32x16, B: KvElement>(
-    [rows, cols, depth]: [usize; 3],
+    size: [usize; 3],
     a: Rows<*const f32>,
     b: Rows<*const B>,
     c: Rows<*mut f32>,
 ) {
-    const WIDTH: usize = 4 * LANES;
-    let mut n = 0;
-    while n < cols {
-        let left = cols - n;
-        // SAFETY: column blocks of `b` and `c` that begin below `cols`.
-        let (b, c) = unsafe { (Rows { at: b.at.add(n), ..b }, Rows { at: c.at.add(n), ..c }) };
-        // SAFETY: the caller's promise; the blocks end at or below `cols`.
-        unsafe {
-            if V::WIDE && left >= WIDTH {
-                panel::<V, B, 6, 4>(rows, depth, a, b, c);
-                n += WIDTH;
-            } else if !V::WIDE && left >= 2 * LANES {
-                panel::<V, B, 3, 2>(rows, depth, a, b, c);
-                n += 2 * LANES;
-            } else if left >= LANES {
-                panel::<V, B, 8, 1>(rows, depth, a, b, c);
-                n += LANES;
-            } else {
-                narrow::<V, B>([rows, left, depth], a, b, c);
-                n = cols;
+    V::call(Product { size, a, b, c });
+}
+
+/// A call of [`accumulate`], whose caller vouches for the matrices.
+struct Product<B> {
+    size: [usize; 3],
+    a: Rows<*const f32>,
+    b: Rows<*const B>,
+    c: Rows<*mut f32>,
+}
+
+impl<B: KvElement> Kernel for Product<B> {
+    #[inline(always)]
+    fn run<V: F32x16>(self) {
+        const WIDTH: usize = 4 * LANES;
+        let Self { size: [rows, cols, depth], a, b, c } = self;
+        let mut n = 0;
+        while n < cols {
+            let left = cols - n;
+            // SAFETY: column blocks of `b` and `c` that begin below `cols` and end at or below it, in matrices that
+            // the caller of `accumulate` vouches for.
+            unsafe {
+                let (b, c) = (Rows { at: b.at.add(n), ..b }, Rows { at: c.at.add(n), ..c });
+                if V::WIDE && left >= WIDTH {
+                    panel::<V, B, 6, 4>(rows, depth, a, b, c);
+                    n += WIDTH;
+                } else if !V::WIDE && left >= 2 * LANES {
+                    panel::<V, B, 2, 2>(rows, depth, a, b, c);
+                    n += 2 * LANES;
+                } else if left >= LANES {
+                    panel::<V, B, 8, 1>(rows, depth, a, b, c);
+                    n += LANES;
+                } else {
+                    narrow::<V, B>([rows, left, depth], a, b, c);
+                    n = cols;
+                }
             }
         }
     }
@@ -87,7 +103,7 @@ unsafe fn panel<V: F32x16, B: KvElement, const R: usize, const C: usize>(
                     block::<V, B, 4, C>(depth, a, b, c);
                     r += 4;
                 }
-                2.. => {
+                2.. if R > 2 => {
                     block::<V, B, 2, C>(depth, a, b, c);
                     r += 2;
                 }

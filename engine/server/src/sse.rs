@@ -61,7 +61,7 @@ where
         let data = answer.next().await?;
         Some((Ok::<_, Infallible>(Event::default().data(data)), answer))
     });
-    let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(keep_alive).text("")).into_response();
+    let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(keep_alive)).into_response();
     // Proxies that buffer would hold tokens back.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

@@ -9,8 +9,11 @@ use crate::engine::TokenLogprobs;
 pub fn logprobs(logits: &[f32], token: u32, top: usize) -> TokenLogprobs {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&l| f64::from(l - largest).exp()).sum();
-    let log_sum = f64::from(largest) + sum.ln();
-    let logprob = |id: u32| logits.get(id as usize).map_or(f32::NEG_INFINITY, |&l| (f64::from(l) - log_sum) as f32);
+    let log_sum = sum.ln();
+    let logprob = |id: u32| match logits.get(id as usize) {
+        Some(&logit) => (f64::from(logit - largest) - log_sum) as f32,
+        None => f32::NEG_INFINITY,
+    };
     TokenLogprobs {
         logprob: logprob(token),
         top: likeliest(logits, top).into_iter().map(|id| (id, logprob(id))).collect(),

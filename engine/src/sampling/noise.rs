@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(bits, BITS);
     }
 
-    const BITS: [u32; 4] = [0, 0, 0, 0];
+    const BITS: [u32; 4] = [1050801146, 1038462159, 3204938512, 1042839084];
 
     #[test]
     fn the_largest_word_gives_the_largest_noise() {

@@ -9,25 +9,31 @@ mod json;
 mod methods;
 mod source;
 
-use self::input::Converter;
+use self::input::Marker;
 use super::control::{CUT, ControlTokens, Segment, without_marks};
 use super::tokenizer::{MAX_TEXT_BYTES, Tokenizer};
 use crate::errors::EngineError;
 use jiff::Zoned;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value};
+use serde_json::{Map, Value as Json};
 use std::sync::Arc;
 
-/// The longest template source, in bytes.
-const MAX_SOURCE_BYTES: usize = 1 << 20;
+/// The longest template source, in bytes. (Published ones have up to 30 thousand.)
+const MAX_SOURCE_BYTES: usize = 128 << 10;
+/// The compiler recurses into chains of operators: enough stack for the longest tags.
+const COMPILER_STACK_BYTES: usize = 64 << 20;
+/// Showing or dropping a value recurses into it. This much stack for every unit of fuel suffices for the deepest
+/// value that the fuel can build. (Only what is used becomes memory.)
+const STACK_BYTES_PER_FUEL: usize = 512;
 /// Fuel of every rendering. One unit is an instruction or 64 bytes of data.
-const BASE_FUEL: u64 = 300_000;
+const BASE_FUEL: u64 = 100_000;
 /// More fuel for every value in the input: a template may look at each of them many times.
 const FUEL_PER_VALUE: u64 = 100;
 /// More fuel for the text in the input: enough to copy each byte sixteen times.
 const FUEL_PER_BYTES: usize = 4;
 /// No input gets more fuel than this.
-const MAX_FUEL: u64 = 20_000_000;
+const MAX_FUEL: u64 = 5_000_000;
 /// Names that `kwargs` may not take.
 const RESERVED: [&str; 10] = [
     "messages",
@@ -46,15 +52,15 @@ const RESERVED: [&str; 10] = [
 #[derive(Debug, Clone, Copy)]
 pub struct ChatInput<'a> {
     /// A JSON array of message objects, in the shape of the chat completions API.
-    pub messages: &'a serde_json::Value,
+    pub messages: &'a Json,
     /// A JSON array of tool definitions.
-    pub tools: Option<&'a serde_json::Value>,
+    pub tools: Option<&'a Json>,
     /// End with the header of an assistant message.
     pub add_generation_prompt: bool,
     /// End in the middle of the last message, right after its content.
     pub continue_final_message: bool,
     /// Further variables of the template, such as `enable_thinking`.
-    pub kwargs: &'a serde_json::Map<String, serde_json::Value>,
+    pub kwargs: &'a Map<String, Json>,
 }
 
 type Clock = dyn Fn() -> Zoned + Send + Sync;
@@ -116,7 +122,7 @@ impl ChatTemplate {
             jiff::fmt::strtime::format(format, &clock())
                 .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {e}")))
         });
-        environment.add_template_owned("chat", source::without_generation_tags(source)).map_err(report)?;
+        let environment = compile(environment, source::prepare(source)?)?;
         Ok(Self { environment: Arc::new(environment), bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) })
     }
 
@@ -140,16 +146,11 @@ impl ChatTemplate {
         input: &ChatInput<'_>,
         controls: &Arc<ControlTokens>,
     ) -> Result<Vec<Segment>, EngineError> {
-        let mut converter = Converter::new(controls);
-        let context = self.context(input, &mut converter)?;
-        let mut environment = Environment::clone(&self.environment);
-        environment.set_fuel(Some(fuel(&converter)));
-        methods::install(&mut environment, controls);
-        let mut output = BoundedOutput(Vec::new());
-        let template = environment.get_template("chat").map_err(report)?;
-        template.render_captured_to(context, &mut output).map_err(report)?;
-        let rendered = String::from_utf8(output.0)
-            .map_err(|_| EngineError::Template("the template rendered something that is not UTF-8".into()))?;
+        let mut marker = Marker::new(controls);
+        let context = self.context(input, &mut marker)?;
+        let fuel = fuel(&marker);
+        let stack = COMPILER_STACK_BYTES + fuel as usize * STACK_BYTES_PER_FUEL;
+        let rendered = on_stack(stack, || self.run(context, fuel, controls))??;
         let end = match input.continue_final_message {
             false => rendered.len(),
             true => rendered.rfind(CUT).ok_or_else(|| {
@@ -161,7 +162,18 @@ impl ChatTemplate {
         Ok(controls.segments(&rendered[..end]))
     }
 
-    fn context(&self, input: &ChatInput<'_>, converter: &mut Converter<'_>) -> Result<Value, EngineError> {
+    fn run(&self, context: Json, fuel: u64, controls: &Arc<ControlTokens>) -> Result<String, EngineError> {
+        let mut environment = Environment::clone(&self.environment);
+        environment.set_fuel(Some(fuel));
+        methods::install(&mut environment, controls);
+        let mut output = BoundedOutput(Vec::new());
+        let template = environment.get_template("chat").map_err(report)?;
+        template.render_captured_to(input::template_value(context), &mut output).map_err(report)?;
+        String::from_utf8(output.0)
+            .map_err(|_| EngineError::Template("the template rendered something that is not UTF-8".into()))
+    }
+
+    fn context(&self, input: &ChatInput<'_>, marker: &mut Marker<'_>) -> Result<Json, EngineError> {
         if let Some(name) = input.kwargs.keys().find(|name| RESERVED.contains(&name.as_str())) {
             let message = format!("chat_template_kwargs must not set {name:?}; the request itself does");
             return Err(EngineError::Template(message));
@@ -170,27 +182,40 @@ impl ChatTemplate {
             let message = "add_generation_prompt and continue_final_message exclude each other; set one of them";
             return Err(EngineError::Template(message.into()));
         }
-        let messages = converter.messages(input.messages, input.continue_final_message)?;
-        let tools = input.tools.map_or(Ok(Value::from(())), |tools| converter.value(tools))?;
-        let mut context: Vec<(String, Value)> = vec![
-            ("messages".into(), messages),
-            ("tools".into(), tools),
-            ("documents".into(), Value::from(())),
-            ("add_generation_prompt".into(), input.add_generation_prompt.into()),
-        ];
+        let mut context = Map::new();
+        context.insert("messages".into(), marker.messages(input.messages, input.continue_final_message)?);
+        context.insert("tools".into(), input.tools.map_or(Ok(Json::Null), |tools| marker.value(tools))?);
+        context.insert("documents".into(), Json::Null);
+        context.insert("add_generation_prompt".into(), input.add_generation_prompt.into());
         for (name, token) in [("bos_token", &self.bos), ("eos_token", &self.eos)] {
-            context.push((name.into(), token.as_deref().unwrap_or_default().into()));
+            context.insert(name.into(), token.as_deref().unwrap_or_default().into());
         }
         for (name, value) in input.kwargs {
-            context.push((name.clone(), converter.value(value)?));
+            context.insert(name.clone(), marker.value(value)?);
         }
-        Ok(context.into_iter().collect())
+        Ok(Json::Object(context))
     }
 }
 
-fn fuel(converter: &Converter<'_>) -> u64 {
-    let bytes = (converter.bytes / FUEL_PER_BYTES) as u64;
-    let values = (converter.values as u64).saturating_mul(FUEL_PER_VALUE);
+fn compile(mut environment: Environment<'static>, source: String) -> Result<Environment<'static>, EngineError> {
+    on_stack(COMPILER_STACK_BYTES, move || environment.add_template_owned("chat", source).map(|()| environment))?
+        .map_err(report)
+}
+
+/// Runs on a thread of its own with a stack of this size: whatever the template does, it does not end the process.
+fn on_stack<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -> Result<T, EngineError> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("chat-template".into()).stack_size(bytes);
+        let running = thread
+            .spawn_scoped(scope, work)
+            .map_err(|e| EngineError::Template(format!("cannot start a thread with {bytes} bytes of stack: {e}")))?;
+        running.join().map_err(|_| EngineError::Template("the template engine failed on this template".into()))
+    })
+}
+
+fn fuel(marker: &Marker<'_>) -> u64 {
+    let bytes = (marker.bytes / FUEL_PER_BYTES) as u64;
+    let values = (marker.values as u64).saturating_mul(FUEL_PER_VALUE);
     BASE_FUEL.saturating_add(bytes).saturating_add(values).min(MAX_FUEL)
 }
 

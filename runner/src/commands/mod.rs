@@ -15,6 +15,7 @@ mod status;
 mod stop;
 
 pub(crate) use serve::{port_in_use, socket_address};
+mod recipe;
 
 use crate::errors::CliError;
 use crate::output::GlobalArgs;
@@ -34,6 +35,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Eval(eval::EvalCommand),
     Explain(explain::ExplainArgs),
+    Recipe(recipe::RecipeArgs),
     Bench(bench::BenchArgs),
     /// Measure what a recipe promises, and judge it.
     #[command(subcommand)]
@@ -53,6 +55,7 @@ impl Command {
             Self::Doctor(args) => args.run(global),
             Self::Eval(command) => command.run(global),
             Self::Explain(args) => args.run(global),
+            Self::Recipe(args) => args.run(global),
             Self::Bench(args) => args.run(global),
             Self::Gate(command) => command.run(global),
         }

@@ -77,7 +77,10 @@ pub(super) fn decides_code(name: &str) -> bool {
     PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || NAMES.contains(&name)
 }
 
-/// Every word of the form `ATLAS_NAME` in a text, with its byte offset, each word once.
+/// Most variables in prose that are answered.
+const MAX_MENTIONS: usize = 40;
+
+/// Words of the form `ATLAS_NAME` in a text, with their byte offsets, each word once, the first [`MAX_MENTIONS`].
 pub(super) fn mentions(text: &str) -> Vec<(usize, &str)> {
     let mut found: Vec<(usize, &str)> = Vec::new();
     for (offset, _) in text.match_indices("ATLAS_") {
@@ -86,6 +89,9 @@ pub(super) fn mentions(text: &str) -> Vec<(usize, &str)> {
         let end =
             rest.find(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_')).unwrap_or(rest.len());
         let word = rest[..end].trim_end_matches('_');
+        if found.len() == MAX_MENTIONS {
+            break;
+        }
         if !preceded && word.len() > "ATLAS_".len() && found.iter().all(|(_, known)| *known != word) {
             found.push((offset, word));
         }

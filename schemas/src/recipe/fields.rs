@@ -104,14 +104,13 @@ pub(super) fn command(reader: &mut Reader<'_>, node: &Node) -> Option<String> {
         if FACTS.contains(&name) || serve_options::find(name).is_some() {
             continue;
         }
-        let nearest = serve_options::nearest(name).or_else(|| suggest::nearest(name, FACTS.iter().copied()));
         reader
             .error(
                 node.span,
                 "command",
                 format!("`{{{}}}` is no option, so the command would hold it literally", shown(name)),
             )
-            .did_you_mean(nearest);
+            .did_you_mean(|| serve_options::nearest(name).or_else(|| suggest::nearest(name, FACTS.iter().copied())));
     }
     Some(text)
 }
@@ -192,10 +191,9 @@ fn names(reader: &mut Reader<'_>, node: &Node, field: &str, known: &[&'static st
     for item in items {
         let Some(name) = reader.text(item, field) else { continue };
         if !known.contains(&name.as_str()) {
-            let nearest = suggest::nearest(&name, known.iter().copied());
             reader
                 .error(item.span, field, format!("`{}` is not one of: {}", shown(&name), known.join(", ")))
-                .did_you_mean(nearest);
+                .did_you_mean(|| suggest::nearest(&name, known.iter().copied()));
         } else if found.contains(&name) {
             reader.error(item.span, field, format!("`{name}` is listed twice"));
         } else {

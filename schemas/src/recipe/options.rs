@@ -81,14 +81,14 @@ fn option_value(reader: &mut Reader<'_>, spec: &OptionSpec, node: &Node, field: 
 }
 
 fn unknown(reader: &mut Reader<'_>, entry: &Entry) {
-    let nearest = serve_options::nearest(&entry.key);
-    let known = nearest.as_slice();
     let belongs_above = super::parse::TOP_LEVEL.contains(&entry.key.as_str());
-    let mut report = reader.unknown_key(entry, "defaults", known);
+    let mut report = reader.unknown_key(entry, "defaults", &[]);
     if belongs_above {
         report.help(format!("`{}` belongs to the top level of the recipe", entry.shown_key()));
     } else {
-        report.did_you_mean(nearest).help("`atlas recipe schema --options` lists every option");
+        report
+            .did_you_mean(|| serve_options::nearest(&entry.key))
+            .help("`atlas recipe schema --options` lists every option");
     }
 }
 
@@ -156,8 +156,9 @@ pub(super) fn read_env(
 fn answer(reader: &mut Reader<'_>, entry: &Entry, value: &str, options: &mut OptionSet, places: &mut Places) {
     let field = format!("env.{}", entry.key);
     let Some(fact) = environment::find(&entry.key) else {
-        let nearest = environment::nearest(&entry.key);
-        reader.error(entry.key_span, &field, format!("unknown variable `{}`", shown(&entry.key))).did_you_mean(nearest);
+        reader
+            .error(entry.key_span, &field, format!("unknown variable `{}`", shown(&entry.key)))
+            .did_you_mean(|| environment::nearest(&entry.key));
         return;
     };
     match fact.answer {

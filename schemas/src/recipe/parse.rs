@@ -4,8 +4,8 @@ use super::reader::Reader;
 use super::rules::{self, Places};
 use super::{EMBEDDED_MODEL, RECIPE_VERSION, Recipe, Runtime, SCHEMA_FILE, Strictness, fields, metadata, options};
 use crate::serve_options::{self, OptionSet, shown};
-use crate::yaml::{self, Diagnostic, Entry, Node, NodeValue, Span};
-use std::collections::BTreeMap;
+use crate::yaml::{self, Diagnostic, Entry, Node, NodeValue, Problems, Span};
+use std::collections::{BTreeMap, HashSet};
 
 /// Every key at the top level.
 pub(super) const TOP_LEVEL: &[&str] = &[
@@ -70,8 +70,8 @@ pub fn parse(name: &str, bytes: &[u8], strictness: Strictness) -> Parsed {
         Ok(source) => source,
         Err(diagnostic) => return refused(diagnostic),
     };
-    let mut diagnostics = Vec::new();
-    let root = match yaml::parse(&source, &mut diagnostics) {
+    let mut problems = Problems::default();
+    let root = match yaml::parse(&source, &mut problems) {
         Ok(root) => root,
         Err(diagnostic) => return refused(diagnostic),
     };
@@ -80,10 +80,9 @@ pub fn parse(name: &str, bytes: &[u8], strictness: Strictness) -> Parsed {
         Strictness::Foreign => false,
         Strictness::Detect => names_our_schema(source.text),
     };
-    let mut reader = Reader { source, strict, diagnostics };
+    let mut reader = Reader { source, strict, problems };
     let recipe = read(&mut reader, &root);
-    let mut diagnostics = reader.diagnostics;
-    diagnostics.sort_by_key(|diagnostic| (diagnostic.line, diagnostic.column, diagnostic.severity));
+    let diagnostics = reader.problems.into_sorted(&source);
     let recipe = recipe.filter(|_| !diagnostics.iter().any(Diagnostic::is_error));
     Parsed { recipe, diagnostics, strict }
 }
@@ -123,13 +122,12 @@ fn read(reader: &mut Reader<'_>, root: &Node) -> Option<Recipe> {
     };
     let mut draft = Draft::default();
     let mut places = Places::default();
-    let mut seen: Vec<&str> = Vec::new();
+    let mut seen: HashSet<&str> = HashSet::new();
     for entry in entries {
         // Repeated and merge keys are reported already.
-        if entry.key == "<<" || seen.contains(&entry.key.as_str()) {
+        if entry.key == "<<" || !seen.insert(&entry.key) {
             continue;
         }
-        seen.push(&entry.key);
         read_entry(reader, entry, &mut draft, &mut places);
     }
     let mut env = BTreeMap::new();
@@ -263,8 +261,7 @@ fn runtime(reader: &mut Reader<'_>, node: &Node) {
             } else {
                 format!("unknown runtime `{}`", shown(&name))
             };
-            let nearest = crate::suggest::nearest(&name, ["atlas"]);
-            reader.error(node.span, "runtime", message).did_you_mean(nearest);
+            reader.error(node.span, "runtime", message).did_you_mean(|| crate::suggest::nearest(&name, ["atlas"]));
         }
         _ => {}
     }
@@ -275,10 +272,12 @@ fn nodes(reader: &mut Reader<'_>, node: &Node, field: &str) -> Option<u32> {
 }
 
 /// Reports what every recipe must have and this one has not.
-fn require(reader: &mut Reader<'_>, root: &Node, seen: &[&str]) {
+fn require(reader: &mut Reader<'_>, root: &Node, seen: &HashSet<&str>) {
     let start = Span { length: 0, ..root.span };
     // A misspelt key is reported as such, with this name as what was meant.
-    let missing = |name: &str| !seen.iter().any(|key| crate::suggest::nearest(key, [name]).is_some());
+    let missing = |name: &str| {
+        !seen.contains(name) && !seen.iter().take(100).any(|key| crate::suggest::nearest(key, [name]).is_some())
+    };
     if missing("recipe_version") {
         let message = "`recipe_version` is missing";
         reader.lenient(start, "recipe_version", message).help("add `recipe_version: \"2\"`");

@@ -2,7 +2,7 @@
 
 use crate::serve_options::shown;
 use crate::suggest;
-use crate::yaml::{Diagnostic, Entry, Node, NodeValue, Source, Span};
+use crate::yaml::{Diagnostic, Entry, Node, NodeValue, Problems, Severity, Source, Span};
 use serde_json::Value;
 
 /// Longest text of an informational field, in bytes.
@@ -12,25 +12,32 @@ pub(super) const MAX_PROSE: usize = 16 * 1024;
 pub(super) struct Reader<'a> {
     pub(super) source: Source<'a>,
     pub(super) strict: bool,
-    pub(super) diagnostics: Vec<Diagnostic>,
+    pub(super) problems: Problems,
 }
 
 impl<'a> Reader<'a> {
     /// Adds a problem that makes the recipe unusable.
     pub(super) fn error(&mut self, span: Span, field: &str, message: impl Into<String>) -> Report<'_> {
-        let diagnostic = Diagnostic::error(self.source.name, span, message).field(field).snippet_from(&self.source);
-        Report::new(&mut self.diagnostics, diagnostic)
+        self.report(Severity::Error, span, field, message)
     }
 
     /// Adds a problem that is an error in our own recipes and a warning in foreign ones.
     pub(super) fn lenient(&mut self, span: Span, field: &str, message: impl Into<String>) -> Report<'_> {
-        if self.strict { self.error(span, field, message) } else { self.warning(span, field, message) }
+        let severity = if self.strict { Severity::Error } else { Severity::Warning };
+        self.report(severity, span, field, message)
     }
 
     /// Adds a remark.
     pub(super) fn warning(&mut self, span: Span, field: &str, message: impl Into<String>) -> Report<'_> {
-        let diagnostic = Diagnostic::warning(self.source.name, span, message).field(field).snippet_from(&self.source);
-        Report::new(&mut self.diagnostics, diagnostic)
+        self.report(Severity::Warning, span, field, message)
+    }
+
+    fn report(&mut self, severity: Severity, span: Span, field: &str, message: impl Into<String>) -> Report<'_> {
+        let source = self.source;
+        Report(
+            self.problems
+                .add(severity, || Diagnostic::error(source.name, span, message).field(field).snippet_from(&source)),
+        )
     }
 
     /// The scalar as the author wrote it, without quotes.
@@ -149,9 +156,8 @@ impl<'a> Reader<'a> {
     pub(super) fn unknown_key(&mut self, entry: &Entry, place: &str, known: &[&'static str]) -> Report<'_> {
         let field = if place.is_empty() { entry.shown_key() } else { format!("{place}.{}", entry.shown_key()) };
         let location = if place.is_empty() { String::new() } else { format!(" in `{place}`") };
-        let nearest = suggest::nearest(&entry.key, known.iter().copied());
         let mut report = self.error(entry.key_span, &field, format!("unknown key `{}`{location}", entry.shown_key()));
-        report.did_you_mean(nearest);
+        report.did_you_mean(|| suggest::nearest(&entry.key, known.iter().copied()));
         report
     }
 }
@@ -159,12 +165,7 @@ impl<'a> Reader<'a> {
 /// A problem that was just added; help may still be given.
 pub(super) struct Report<'r>(Option<&'r mut Diagnostic>);
 
-impl<'r> Report<'r> {
-    fn new(diagnostics: &'r mut Vec<Diagnostic>, diagnostic: Diagnostic) -> Self {
-        diagnostics.push(diagnostic);
-        Self(diagnostics.last_mut())
-    }
-
+impl Report<'_> {
     /// Says what to do.
     pub(super) fn help(&mut self, help: impl Into<String>) -> &mut Self {
         if let Some(diagnostic) = &mut self.0 {
@@ -173,9 +174,11 @@ impl<'r> Report<'r> {
         self
     }
 
-    /// Says what was probably meant.
-    pub(super) fn did_you_mean(&mut self, name: Option<&str>) -> &mut Self {
-        if let (Some(diagnostic), Some(name)) = (&mut self.0, name) {
+    /// Says what was probably meant. It is only looked for if the problem is told.
+    pub(super) fn did_you_mean<'n>(&mut self, nearest: impl FnOnce() -> Option<&'n str>) -> &mut Self {
+        if let Some(diagnostic) = &mut self.0
+            && let Some(name) = nearest()
+        {
             diagnostic.did_you_mean = Some(name.to_owned());
         }
         self

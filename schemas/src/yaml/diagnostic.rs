@@ -38,9 +38,12 @@ pub struct Diagnostic {
     /// What to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub help: Option<String>,
-    /// The line of the file.
+    /// The line of the file, or of a long line the part around the problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snippet: Option<String>,
+    /// Where in `snippet` the problem begins, from 1; 0 without a snippet.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub snippet_column: usize,
     #[serde(skip)]
     span: Span,
 }
@@ -59,6 +62,7 @@ impl Diagnostic {
             did_you_mean: None,
             help: None,
             snippet: None,
+            snippet_column: 0,
             span,
         }
     }
@@ -98,7 +102,9 @@ impl Diagnostic {
         let Some(line) = source.text.lines().nth(self.line - 1) else { return self };
         let in_line = self.span.slice(source.text).lines().next().unwrap_or_default().trim_end();
         self.end_column = self.column + in_line.chars().count().max(1);
-        self.snippet = Some(without_secret(line.trim_end()));
+        let (part, column) = crop(line.trim_end(), self.column);
+        self.snippet = Some(without_secret(&part));
+        self.snippet_column = column;
         self
     }
 
@@ -106,6 +112,31 @@ impl Diagnostic {
     pub fn is_error(&self) -> bool {
         self.severity == Severity::Error
     }
+}
+
+/// Longest part of a line that is taken, in characters.
+const WIDTH: usize = 100;
+
+/// The part of a line around a column, and the column in it. Control characters become spaces, so that a caret stands
+/// under what it means.
+fn crop(line: &str, column: usize) -> (String, usize) {
+    let start = column.saturating_sub(1);
+    // A line that fits is taken whole.
+    let from = if line.len() <= WIDTH { 0 } else { start.saturating_sub(WIDTH / 3) };
+    let mut rest = line.chars().skip(from);
+    let mut part: String = rest.by_ref().take(WIDTH).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if rest.next().is_some() {
+        part.push('…');
+    }
+    if from == 0 {
+        return (part, start + 1);
+    }
+    part.insert(0, '…');
+    (part, start - from + 2)
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// The line, with the value of anything that is called like a secret hidden.

@@ -6,23 +6,26 @@
 
 mod diagnostic;
 mod node;
+mod problems;
 mod render;
 
 pub use diagnostic::{Diagnostic, Severity};
 pub use node::{Entry, Node, NodeValue, Span};
+pub use problems::Problems;
 pub use render::{render, render_github};
 
 use crate::serve_options::shown;
 use serde_saphyr::{DuplicateKeyPolicy, MergeKeyPolicy};
+use std::collections::HashMap;
 
 /// Longest file that is read at all, in bytes. The longest published recipe has a fiftieth of this.
 pub const MAX_BYTES: usize = 256 * 1024;
 /// Deepest nesting of mappings and lists.
 const MAX_DEPTH: usize = 24;
 /// Most scalars, lists and mappings in a file.
-const MAX_NODES: usize = 20_000;
+const MAX_NODES: usize = 5_000;
 /// Most events that aliases may repeat.
-const MAX_REPLAYED: usize = 4_000;
+const MAX_REPLAYED: usize = 1_000;
 
 /// A file's text with its name, for messages.
 #[derive(Debug, Clone, Copy)]
@@ -67,11 +70,11 @@ pub fn too_long(name: &str, bytes: u64) -> Diagnostic {
         .help("a recipe holds settings, not data; check that this is the right file")
 }
 
-/// Parses one document. Duplicate and merge keys are reported in `diagnostics`, and parsing goes on.
+/// Parses one document. Duplicate and merge keys are reported in `problems`, and parsing goes on.
 ///
 /// # Errors
 /// One diagnostic, if the text is not YAML or goes beyond the limits.
-pub fn parse(source: &Source<'_>, diagnostics: &mut Vec<Diagnostic>) -> Result<Node, Box<Diagnostic>> {
+pub fn parse(source: &Source<'_>, problems: &mut Problems) -> Result<Node, Box<Diagnostic>> {
     let budget = serde_saphyr::budget! {
         max_events: 3 * MAX_NODES,
         max_aliases: 100,
@@ -102,7 +105,7 @@ pub fn parse(source: &Source<'_>, diagnostics: &mut Vec<Diagnostic>) -> Result<N
         let span = location.map(|location| Span::of(source.text, &location)).unwrap_or_default();
         Box::new(Diagnostic::error(source.name, span, syntax_message(&error)).snippet_from(source))
     })?;
-    find_bad_keys(source, &root, diagnostics);
+    find_bad_keys(source, &root, problems);
     Ok(root)
 }
 
@@ -152,28 +155,28 @@ fn beyond_limits(breach: &serde_saphyr::budget::BudgetBreach) -> String {
 }
 
 /// Reports keys that occur twice in a mapping and merge keys, anywhere in the tree.
-fn find_bad_keys(source: &Source<'_>, node: &Node, diagnostics: &mut Vec<Diagnostic>) {
+fn find_bad_keys(source: &Source<'_>, node: &Node, problems: &mut Problems) {
     match &node.value {
-        NodeValue::List(items) => items.iter().for_each(|item| find_bad_keys(source, item, diagnostics)),
+        NodeValue::List(items) => items.iter().for_each(|item| find_bad_keys(source, item, problems)),
         NodeValue::Map(entries) => {
-            let mut seen: std::collections::HashMap<&str, Span> = std::collections::HashMap::new();
+            let mut seen: HashMap<&str, Span> = HashMap::new();
             for entry in entries {
                 if entry.key == "<<" {
-                    let message = "merge keys (`<<`) are not supported";
-                    diagnostics.push(
-                        Diagnostic::error(source.name, entry.key_span, message)
+                    problems.add(Severity::Error, || {
+                        Diagnostic::error(source.name, entry.key_span, "merge keys (`<<`) are not supported")
                             .help("write the keys out")
-                            .snippet_from(source),
-                    );
+                            .snippet_from(source)
+                    });
                 } else if let Some(first) = seen.insert(&entry.key, entry.key_span) {
-                    let message = format!("`{}` is set twice; the first is in line {}", entry.shown_key(), first.line);
-                    diagnostics.push(
+                    problems.add(Severity::Error, || {
+                        let message =
+                            format!("`{}` is set twice; the first is in line {}", entry.shown_key(), first.line);
                         Diagnostic::error(source.name, entry.key_span, message)
                             .help("keep one of the two")
-                            .snippet_from(source),
-                    );
+                            .snippet_from(source)
+                    });
                 }
-                find_bad_keys(source, &entry.value, diagnostics);
+                find_bad_keys(source, &entry.value, problems);
             }
         }
         _ => {}

@@ -3,9 +3,6 @@
 use super::{Diagnostic, Severity};
 use std::fmt::Write;
 
-/// Widest part of a line that is shown.
-const WIDTH: usize = 100;
-
 /// A diagnostic with its snippet and a caret, ending in a newline.
 pub fn render(diagnostic: &Diagnostic) -> String {
     let severity = match diagnostic.severity {
@@ -22,36 +19,18 @@ pub fn render(diagnostic: &Diagnostic) -> String {
     }
     let mut suggestion = diagnostic.did_you_mean.as_ref().map(|name| format!("did you mean `{name}`?"));
     if let Some(line) = &diagnostic.snippet {
-        let (shown, caret_at, caret_length) = crop(line, diagnostic.column, diagnostic.end_column);
+        let caret_at = diagnostic.snippet_column.saturating_sub(1);
+        let room = line.chars().count().saturating_sub(caret_at).max(1);
+        let caret_length = diagnostic.end_column.saturating_sub(diagnostic.column).clamp(1, room);
         let label = suggestion.take().map(|text| format!(" {text}")).unwrap_or_default();
         let _ = writeln!(out, "{pad} |");
-        let _ = writeln!(out, "{} | {shown}", diagnostic.line);
+        let _ = writeln!(out, "{} | {line}", diagnostic.line);
         let _ = writeln!(out, "{pad} | {}{}{label}", " ".repeat(caret_at), "^".repeat(caret_length));
     }
     for help in suggestion.iter().chain(&diagnostic.help) {
         let _ = writeln!(out, "{pad} = help: {help}");
     }
     out
-}
-
-/// The part of a line around the marked columns, where the mark begins in it, and how long it is. Tabs and control
-/// characters become spaces, so that the caret stands under what it means.
-fn crop(line: &str, column: usize, end_column: usize) -> (String, usize, usize) {
-    let chars: Vec<char> = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let start = column.saturating_sub(1).min(chars.len());
-    let from = if chars.len() <= WIDTH { 0 } else { start.saturating_sub(WIDTH / 3) };
-    let to = (from + WIDTH).min(chars.len());
-    let mut shown: String = chars[from..to].iter().collect();
-    let mut caret = start - from;
-    if from > 0 {
-        shown.insert(0, '…');
-        caret += 1;
-    }
-    if to < chars.len() {
-        shown.push('…');
-    }
-    let length = end_column.saturating_sub(column).min((from + WIDTH).saturating_sub(start)).max(1);
-    (shown, caret, length)
 }
 
 /// A diagnostic as a workflow command (`::error file=…`), ending in a newline.

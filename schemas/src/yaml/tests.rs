@@ -3,10 +3,10 @@
 use super::*;
 
 fn tree(text: &str) -> (Node, Vec<Diagnostic>) {
-    let mut diagnostics = Vec::new();
+    let mut problems = Problems::default();
     let source = check_bytes("test.yaml", text.as_bytes()).unwrap();
-    let node = parse(&source, &mut diagnostics).unwrap();
-    (node, diagnostics)
+    let node = parse(&source, &mut problems).unwrap();
+    (node, problems.into_sorted(&source))
 }
 
 #[test]
@@ -97,9 +97,9 @@ fn hostile() -> Vec<(&'static str, Vec<u8>, &'static str)> {
 fn hostile_files_are_refused_with_a_reason() {
     for (name, bytes, word) in hostile() {
         let result = check_bytes("hostile.yaml", &bytes).and_then(|source| {
-            let mut diagnostics = Vec::new();
-            parse(&source, &mut diagnostics)?;
-            diagnostics.into_iter().next().map_or(Ok(()), |first| Err(Box::new(first)))
+            let mut problems = Problems::default();
+            parse(&source, &mut problems)?;
+            problems.into_sorted(&source).into_iter().next().map_or(Ok(()), |first| Err(Box::new(first)))
         });
         let diagnostic = result.expect_err(name);
         assert!(diagnostic.message.contains(word), "{name}: {}", diagnostic.message);
@@ -121,7 +121,7 @@ fn length_is_checked_before_anything_else() {
 #[test]
 fn syntax_errors_point_at_the_line() {
     let source = check_bytes("test.yaml", b"model: x\ndefaults: [1, 2\nport: 3\n").unwrap();
-    let diagnostic = parse(&source, &mut Vec::new()).unwrap_err();
+    let diagnostic = parse(&source, &mut Problems::default()).unwrap_err();
     assert!(diagnostic.line >= 2, "{diagnostic:?}");
     insta::assert_snapshot!(render(&diagnostic));
 }
@@ -148,4 +148,13 @@ fn annotations_escape_what_the_protocol_reserves() {
         render_github(&diagnostic),
         "::error file=a%2Cb%3Ac.yaml,line=3,col=5,title=defaults.port::100%25 wrong%0Areally%0Afix it\n"
     );
+}
+
+#[test]
+fn a_flood_of_problems_is_counted_not_told() {
+    let text: String = (0..2000).map(|_| "a: 1\n").collect();
+    let (_, diagnostics) = tree(&text);
+    assert_eq!(diagnostics.len(), 51);
+    let last = diagnostics.last().unwrap();
+    assert!(last.is_error() && last.message == "1949 more errors not shown", "{}", last.message);
 }

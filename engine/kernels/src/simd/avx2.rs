@@ -8,6 +8,7 @@ use super::{E2M1, F32x16, Kernel, LANES};
 ///
 /// # Safety
 /// The CPU must have the features named here.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) {
     kernel.run::<Avx2>();
@@ -70,13 +71,9 @@ unsafe fn bf16(halves: __m128i) -> __m256 {
 unsafe fn e4m3(wide: __m256i) -> __m256 {
     // SAFETY: the caller is under `run`.
     unsafe {
-        let sign = _mm256_slli_epi32::<24>(_mm256_and_si256(wide, _mm256_set1_epi32(0x80)));
-        let code = _mm256_and_si256(wide, _mm256_set1_epi32(0x7f));
-        let nan = _mm256_castsi256_ps(_mm256_cmpeq_epi32(code, _mm256_set1_epi32(0x7f)));
+        let bits = _mm256_and_si256(_mm256_slli_epi32::<20>(wide), _mm256_set1_epi32(0x87f0_0000_u32 as i32));
         let bias = _mm256_castsi256_ps(_mm256_set1_epi32((127 + 120) << 23));
-        let value = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32::<20>(code)), bias);
-        let value = _mm256_blendv_ps(value, _mm256_set1_ps(f32::NAN), nan);
-        _mm256_or_ps(value, _mm256_castsi256_ps(sign))
+        _mm256_mul_ps(_mm256_castsi256_ps(bits), bias)
     }
 }
 
@@ -96,6 +93,12 @@ unsafe fn e2m1<const J: u32>(words: __m256i) -> __m256 {
 impl F32x16 for Avx2 {
     type Words = (__m256i, __m256i);
     const WIDE: bool = false;
+
+    #[inline(always)]
+    fn call<K: Kernel>(kernel: K) {
+        // SAFETY: see `Avx2`.
+        unsafe { run(kernel) }
+    }
 
     #[inline(always)]
     fn splat(value: f32) -> Self {
@@ -229,7 +232,7 @@ impl F32x16 for Avx2 {
         // SAFETY: see `Avx2`.
         unsafe {
             let bytes = _mm_loadu_si128(from.cast());
-            Self(e4m3(_mm256_cvtepu8_epi32(bytes)), e4m3(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))))
+            Self(e4m3(_mm256_cvtepi8_epi32(bytes)), e4m3(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))))
         }
     }
     #[inline(always)]

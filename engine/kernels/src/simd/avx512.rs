@@ -10,6 +10,7 @@ use super::{E2M1, F32x16, Kernel};
 ///
 /// # Safety
 /// The CPU must have the features named here.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) {
     kernel.run::<Avx512>();
@@ -28,6 +29,12 @@ fn mask(n: usize) -> __mmask16 {
 impl F32x16 for Avx512 {
     type Words = __m512i;
     const WIDE: bool = true;
+
+    #[inline(always)]
+    fn call<K: Kernel>(kernel: K) {
+        // SAFETY: see `Avx512`.
+        unsafe { run(kernel) }
+    }
 
     #[inline(always)]
     fn splat(value: f32) -> Self {
@@ -155,14 +162,10 @@ impl F32x16 for Avx512 {
     unsafe fn load_e4m3(from: *const u8) -> Self {
         // SAFETY: see `Avx512`.
         Self(unsafe {
-            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
-            let sign = _mm512_slli_epi32::<24>(_mm512_and_si512(wide, _mm512_set1_epi32(0x80)));
-            let code = _mm512_and_si512(wide, _mm512_set1_epi32(0x7f));
-            let nan = _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(0x7f));
+            let wide = _mm512_slli_epi32::<20>(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())));
+            let bits = _mm512_and_si512(wide, _mm512_set1_epi32(0x87f0_0000_u32 as i32));
             let bias = _mm512_castsi512_ps(_mm512_set1_epi32((127 + 120) << 23));
-            let value = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32::<20>(code)), bias);
-            let value = _mm512_mask_blend_ps(nan, value, _mm512_set1_ps(f32::NAN));
-            _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign))
+            _mm512_mul_ps(_mm512_castsi512_ps(bits), bias)
         })
     }
     #[inline(always)]

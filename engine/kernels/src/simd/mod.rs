@@ -31,6 +31,9 @@ pub(crate) trait F32x16: Copy {
     /// There are registers for a tile of more than four vectors of sums.
     const WIDE: bool;
 
+    /// Runs a kernel as a function of its own instead of inlined: registers and compile time stay in bounds.
+    fn call<K: Kernel>(kernel: K);
+
     fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
@@ -65,7 +68,7 @@ pub(crate) trait F32x16: Copy {
     unsafe fn load_bf16_part(from: *const u16, n: usize) -> Self;
     /// Sixteen IEEE half floats.
     unsafe fn load_f16(from: *const u16) -> Self;
-    /// Sixteen E4M3 bytes.
+    /// Sixteen E4M3 bytes, none of them NaN.
     unsafe fn load_e4m3(from: *const u8) -> Self;
     unsafe fn load_words(from: *const u32) -> Self::Words;
     /// The BF16 in the low half of each word.
@@ -145,7 +148,7 @@ pub(crate) fn with_isa<T>(isa: Isa, work: impl FnOnce() -> T) -> T {
 /// Runs a kernel compiled for `isa`, which must come from [`Isa::best`] or [`Isa::available`].
 pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
     match isa {
-        Isa::Portable => kernel.run::<Portable>(),
+        Isa::Portable => Portable::call(kernel),
         // SAFETY: an `Isa` other than `Portable` is made only after the CPU was asked for these features.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { avx2::run(kernel) },

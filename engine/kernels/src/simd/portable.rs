@@ -2,11 +2,16 @@
 
 use half::{bf16, f16};
 
-use super::{E2M1, F32x16, LANES};
+use super::{E2M1, F32x16, Kernel, LANES};
 
 /// Portable vector.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable([f32; LANES]);
+
+#[inline(never)]
+fn run<K: Kernel>(kernel: K) {
+    kernel.run::<Portable>();
+}
 
 impl Portable {
     #[inline(always)]
@@ -45,6 +50,11 @@ pub(crate) fn round_bf16(value: f32) -> f32 {
 impl F32x16 for Portable {
     type Words = [u32; LANES];
     const WIDE: bool = false;
+
+    #[inline(always)]
+    fn call<K: Kernel>(kernel: K) {
+        run(kernel);
+    }
 
     #[inline(always)]
     fn splat(value: f32) -> Self {

@@ -198,6 +198,23 @@ fn parts_bias_accumulation_and_rounding() {
 }
 
 #[test]
+fn a_nan_scale_is_not_taken_for_a_number() {
+    let (packed, pool) = ([0x22; 16], Pool::new(1));
+    let weight = PackedMatrix::from_nvfp4(2, 16, &packed, &[0x38, 0x7f], 2.0);
+    let mut row = [0.0; 16];
+    weight.row(0, &mut row);
+    assert_bits(&row, &[2.0; 16], "a sound row");
+    weight.row(1, &mut row);
+    assert!(row.iter().all(|w| w.is_nan()));
+    each_isa(|isa| {
+        let mut out = [0.0; 2];
+        let part = LinearPart { weight: &weight, bias: None, column: 0 };
+        linear(&pool, &[1.0; 16], 16, 1, &[part], &mut out, 2, false, false);
+        assert!(out.iter().all(|value| value.is_nan()), "{isa}: {out:?}");
+    });
+}
+
+#[test]
 fn sums_are_close_to_f64() {
     let mut random = Random::new(5);
     let pool = Pool::new(1);

@@ -9,6 +9,7 @@ use std::time::Duration;
 const TOOLS: &str = r#", "tools": [{"type": "function", "function": {"name": "get_weather", "description": "Weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]"#;
 const CALL: &str = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";
+const SHORT: &str = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\":1}}</tool_call>";
 
 /// What the engine was asked, as text.
 fn prompt(server: &TestServer, request: usize) -> String {
@@ -52,7 +53,7 @@ async fn a_stream_without_usage_has_no_usage_field() {
 
 #[tokio::test]
 async fn a_stream_of_tool_calls() {
-    let server = TestServer::start(ScriptedEngine::says(&format!("Let me see.\n{CALL}\n{CALL}"))).await;
+    let server = TestServer::start(ScriptedEngine::says(&format!("Hm\n{SHORT}\n{SHORT}"))).await;
     let answer = server.chat(&format!("{TOOLS}, \"stream\": true")).await;
     insta::assert_snapshot!(answer.text);
 }

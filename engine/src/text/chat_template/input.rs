@@ -1,118 +1,98 @@
-//! From the request's JSON to the template's values, with the control tokens in it marked.
+//! The request's JSON with the control tokens in it marked.
 
 use super::super::control::{CUT, ControlTokens};
 use crate::errors::EngineError;
-use minijinja::Value;
-use serde_json::Value as Json;
+use serde_json::{Map, Value};
 
 /// The deepest nesting of a request.
 const MAX_DEPTH: usize = 128;
 
-pub(super) struct Converter<'a> {
+/// Marks values and counts what it saw.
+pub(super) struct Marker<'a> {
     controls: &'a ControlTokens,
-    /// Values converted so far.
+    /// Values so far.
     pub(super) values: usize,
-    /// Bytes of text converted so far.
+    /// Bytes of text so far.
     pub(super) bytes: usize,
     depth: usize,
 }
 
-impl<'a> Converter<'a> {
+impl<'a> Marker<'a> {
     pub(super) fn new(controls: &'a ControlTokens) -> Self {
         Self { controls, values: 0, bytes: 0, depth: 0 }
     }
 
     /// The messages; with `cut`, the end of the last one's text carries a mark.
-    pub(super) fn messages(&mut self, messages: &Json, cut: bool) -> Result<Value, EngineError> {
-        let Json::Array(list) = messages else { return Err(invalid("messages must be an array")) };
-        if !cut {
-            return self.value(messages);
+    pub(super) fn messages(&mut self, messages: &Value, cut: bool) -> Result<Value, EngineError> {
+        if !messages.is_array() {
+            return Err(invalid("messages must be an array"));
         }
-        let Some((last, before)) = list.split_last() else {
-            return Err(invalid("there is no final message to continue"));
-        };
-        let mut values = before.iter().map(|m| self.value(m)).collect::<Result<Vec<_>, _>>()?;
-        values.push(self.cut_message(last)?);
-        Ok(Value::from(values))
-    }
-
-    fn cut_message(&mut self, message: &Json) -> Result<Value, EngineError> {
-        let Json::Object(fields) = message else { return Err(invalid("a message must be an object")) };
-        let content = match &message["content"] {
-            Json::String(text) => self.cut_text(text),
-            Json::Array(parts) => {
-                let Some((Json::Object(last), before)) = parts.split_last() else { return Err(no_text()) };
-                let Some(Json::String(text)) = last.get("text") else { return Err(no_text()) };
-                let mut values = before.iter().map(|p| self.value(p)).collect::<Result<Vec<_>, _>>()?;
-                values.push(self.with_field(last, "text", self.controls.mark(text).into_owned() + CUT_TEXT)?);
-                Value::from(values)
-            }
-            _ => return Err(no_text()),
-        };
-        self.with_field(fields, "content", content)
-    }
-
-    fn cut_text(&mut self, text: &str) -> Value {
-        self.bytes += text.len();
-        Value::from(self.controls.mark(text).into_owned() + CUT_TEXT)
-    }
-
-    fn with_field(
-        &mut self,
-        fields: &serde_json::Map<String, Json>,
-        name: &str,
-        value: impl Into<Value>,
-    ) -> Result<Value, EngineError> {
-        let value = value.into();
-        let mut map: Vec<(Value, Value)> = Vec::with_capacity(fields.len());
-        for (key, field) in fields {
-            let field = if key == name { value.clone() } else { self.value(field)? };
-            map.push((self.text(key), field));
+        let mut marked = self.value(messages)?;
+        if cut {
+            let last = marked.as_array_mut().and_then(|list| list.last_mut());
+            let last = last.ok_or_else(|| invalid("there is no final message to continue"))?;
+            let text = final_text(last)
+                .ok_or_else(|| invalid("continue_final_message needs a final message that ends in text"))?;
+            text.push(CUT);
         }
-        Ok(map.into_iter().collect())
+        Ok(marked)
     }
 
-    pub(super) fn value(&mut self, json: &Json) -> Result<Value, EngineError> {
+    pub(super) fn value(&mut self, value: &Value) -> Result<Value, EngineError> {
         if self.depth > MAX_DEPTH {
             return Err(invalid(&format!("messages and tools must not nest deeper than {MAX_DEPTH}")));
         }
         self.depth += 1;
         self.values += 1;
-        let value = match json {
-            Json::Null => Value::from(()),
-            Json::Bool(b) => Value::from(*b),
-            Json::Number(n) => match (n.as_i64(), n.as_u64()) {
-                (Some(n), _) => Value::from(n),
-                (_, Some(n)) => Value::from(n),
-                _ => Value::from(n.as_f64()),
-            },
-            Json::String(text) => self.text(text),
-            Json::Array(list) => Value::from(list.iter().map(|v| self.value(v)).collect::<Result<Vec<_>, _>>()?),
-            Json::Object(fields) => {
-                let mut map: Vec<(Value, Value)> = Vec::with_capacity(fields.len());
-                for (key, field) in fields {
-                    map.push((self.text(key), self.value(field)?));
-                }
-                map.into_iter().collect()
+        let marked = match value {
+            Value::String(text) => Value::String(self.text(text)),
+            Value::Array(list) => list.iter().map(|v| self.value(v)).collect::<Result<_, _>>()?,
+            Value::Object(fields) => {
+                let field = |(key, value): (&String, &Value)| Ok((self.text(key), self.value(value)?));
+                Value::Object(fields.iter().map(field).collect::<Result<Map<_, _>, EngineError>>()?)
             }
+            other => other.clone(),
         };
         self.depth -= 1;
-        Ok(value)
+        Ok(marked)
     }
 
-    fn text(&mut self, text: &str) -> Value {
+    fn text(&mut self, text: &str) -> String {
         self.bytes += text.len();
-        Value::from(self.controls.mark(text).into_owned())
+        self.controls.mark(text).into_owned()
     }
 }
 
-const CUT_TEXT: &str = "\u{FDD3}";
-const _: () = assert!(CUT as u32 == 0xFDD3);
+/// The text that a message ends in: its content, or that of the content's last part.
+fn final_text(message: &mut Value) -> Option<&mut String> {
+    let text = match message.get_mut("content")? {
+        Value::Array(parts) => parts.last_mut()?.get_mut("text")?,
+        content => content,
+    };
+    match text {
+        Value::String(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// A value as the template engine has it.
+pub(super) fn template_value(value: Value) -> minijinja::Value {
+    match value {
+        Value::Null => ().into(),
+        Value::Bool(flag) => flag.into(),
+        Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(integer), _) => integer.into(),
+            (_, Some(integer)) => integer.into(),
+            _ => number.as_f64().into(),
+        },
+        Value::String(text) => text.into(),
+        Value::Array(list) => list.into_iter().map(template_value).collect(),
+        Value::Object(fields) => {
+            minijinja::Value::from_pairs(fields.into_iter().map(|(key, field)| (key, template_value(field))))
+        }
+    }
+}
 
 fn invalid(message: &str) -> EngineError {
     EngineError::Template(message.to_owned())
-}
-
-fn no_text() -> EngineError {
-    invalid("continue_final_message needs a final message that ends in text")
 }

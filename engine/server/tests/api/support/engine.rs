@@ -49,6 +49,8 @@ pub(crate) struct ScriptedEngine {
     /// Refuses every request when set.
     pub(crate) refusal: Mutex<Option<SubmitError>>,
     pub(crate) seen: Mutex<Vec<Seen>>,
+    /// More running requests than this are refused.
+    capacity: usize,
     pub(crate) running: Arc<AtomicUsize>,
     pub(crate) steps: Arc<AtomicU64>,
     gate: watch::Sender<bool>,
@@ -80,11 +82,16 @@ impl ScriptedEngine {
             script: Box::new(script),
             refusal: Mutex::new(None),
             seen: Mutex::default(),
+            capacity: usize::MAX,
             running: Arc::default(),
             steps: Arc::default(),
             gate: watch::Sender::new(false),
             shutdown: watch::Sender::new(None),
         }
+    }
+
+    pub(crate) fn with_capacity(self, capacity: usize) -> Self {
+        Self { capacity, ..self }
     }
 
     /// Lets all scripts pass their gates.
@@ -111,6 +118,12 @@ impl EngineCore for ScriptedEngine {
         let Submission { request, events, cancelled } = submission;
         if let Some(refusal) = &*self.refusal.lock().unwrap() {
             return Err(refusal.clone());
+        }
+        if self.running.load(Ordering::Relaxed) >= self.capacity {
+            return Err(SubmitError::QueueFull { waiting: 0, retry_after: Duration::from_secs(1) });
+        }
+        if request.prompt.is_empty() {
+            return Err(SubmitError::EmptyPrompt);
         }
         self.seen.lock().unwrap().push(Seen { request: request.clone(), cancelled: cancelled.clone() });
         let player = Player {
