@@ -2,11 +2,19 @@
 
 use crate::client::{Client, ClientError, ModelCard};
 use crate::data;
+use crate::pieces::pieces;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Tokens that make a prompt unlike every other, so that no prefix cache can know it.
 const UNIQUE_PREFIX: usize = 8;
+/// Context length of an endpoint that does not say.
+const DEFAULT_CONTEXT: u64 = 2048;
+/// Bytes that are tokenised with one request.
+const MAX_PIECE: u64 = 64 << 10;
+/// Pieces of a text that are tokenised at once.
+const TOKENIZE_CONCURRENCY: usize = 4;
 
 /// A ready endpoint.
 #[derive(Debug)]
@@ -32,7 +40,7 @@ impl Endpoint {
                 })?
             }
         };
-        let pool = client.tokenize(&card.id, &plain_text()).await?;
+        let pool = tokenize(&client, &card, &plain_text()).await?;
         if pool.len() < 2 {
             return Err(ClientError::Reply {
                 url: format!("{}/tokenize", client.base()),
@@ -49,6 +57,11 @@ impl Endpoint {
         &self.card.id
     }
 
+    /// Token ids of a text of any length, its special tokens parsed, none added.
+    pub async fn tokenize(&self, text: &str) -> Result<Vec<u32>, ClientError> {
+        tokenize(&self.client, &self.card, text).await
+    }
+
     /// A prompt of exactly `length` tokens that this endpoint has not seen: random tokens, then running text.
     pub fn fresh_prompt(&self, length: usize) -> Vec<u32> {
         let mut random = Random(self.draws.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed));
@@ -58,6 +71,16 @@ impl Endpoint {
         let text = self.pool.iter().cycle().skip(start).copied();
         prefix.into_iter().chain(text).take(length).collect()
     }
+}
+
+async fn tokenize(client: &Client, card: &ModelCard, text: &str) -> Result<Vec<u32>, ClientError> {
+    // A token is at least one byte, so that a piece always fits the context.
+    let context = card.max_model_len.unwrap_or(DEFAULT_CONTEXT).saturating_sub(1);
+    let max_bytes = usize::try_from(context.min(MAX_PIECE)).unwrap_or_default();
+    let pieces = pieces(text, max_bytes);
+    let tokens = stream::iter(pieces.into_iter().map(|piece| client.tokenize(&card.id, piece)));
+    let tokens: Vec<Vec<u32>> = tokens.buffered(TOKENIZE_CONCURRENCY).try_collect().await?;
+    Ok(tokens.concat())
 }
 
 /// The perplexity text without its markup: turns become lines.

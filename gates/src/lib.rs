@@ -12,6 +12,7 @@ pub mod data;
 pub mod endpoint;
 pub mod eval;
 pub mod launch;
+pub mod pieces;
 pub mod probe;
 pub mod progress;
 pub mod provenance;

@@ -270,14 +270,13 @@ pub async fn measure_perplexity(
     measure: &PerplexityMeasure,
     progress: &Progress,
 ) -> Result<(usize, PerplexityTally), SuiteError> {
-    let tokenize = |text: String| async move { endpoint.client.tokenize(endpoint.model(), &text).await };
     let markers = Markers::new(
         measure,
-        &tokenize(measure.separator.clone()).await?,
-        tokenize(measure.assistant_start.clone()).await?,
-        &tokenize(measure.assistant_end.clone()).await?,
+        &endpoint.tokenize(&measure.separator).await?,
+        endpoint.tokenize(&measure.assistant_start).await?,
+        &endpoint.tokenize(&measure.assistant_end).await?,
     )?;
-    let tokens = tokenize(data::load(&measure.text)?).await?;
+    let tokens = endpoint.tokenize(&data::load(&measure.text)?).await?;
     let plan = PerplexityPlan::new(&tokens, &markers, measure.window as usize);
     let total = plan.windows.len();
     let mut scored = stream::iter(plan.windows.iter().map(|window| async move {

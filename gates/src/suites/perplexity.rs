@@ -1,6 +1,6 @@
 //! Perplexity: which tokens are fed, which are scored, and as what.
 //!
-//! The text is tokenised as a whole, its special tokens parsed. It is cut into documents at the separator token, which
+//! The text is tokenised as if whole, its special tokens parsed. It is cut into documents at the separator token, which
 //! is neither fed nor scored. Every document starts with an empty context and is fed in one piece; its first token has
 //! no prediction and is not scored. A document longer than the window is cut into windows, each with an empty context.
 //! Assistant tokens are those after an assistant turn's opening marker, the closing token included, whatever follows it
