@@ -50,7 +50,7 @@ impl Synthetic {
         let spec = families::read(&shown, &value, quantization)?;
         let plan = blocks::lower(&spec);
         let costs = plan.costs(|param| param.bytes(), 4.0, 16);
-        let bytes_per_token = costs.iter().map(|(_, cost)| cost.read_bytes_per_token).sum();
+        let bytes_per_token = costs.iter().map(|(_, cost)| cost.weight_bytes_per_token).sum();
         let threads = threads.unwrap_or(LoadOptions::default().threads);
         Ok(Self { spec, bytes_per_token, threads })
     }

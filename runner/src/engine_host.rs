@@ -6,7 +6,7 @@ use crate::host::memory::available;
 use crate::memory_fit::MemoryNeed;
 use crate::model::ModelSource;
 use atlas_engine::backend::cpu::ActivationDtype;
-use atlas_engine::explain::{Hardware, explain};
+use atlas_engine::explain::{explain, this_machine};
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::session::Session;
 use atlas_engine::text::chat_template::ChatTemplate;
@@ -156,7 +156,7 @@ struct Sized {
 /// Fits context and caches into the memory that may be used. Where it does not fit, the need says so.
 fn size(files: &ModelFiles, options: &ServeOptions) -> Result<Sized, CliError> {
     let mut load = load_options(options)?;
-    let explained = explain(files, &load, Hardware::this())?;
+    let explained = explain(files, &load, this_machine())?;
     let (total, sequences) = (explained.total, load.sequences as u64);
     let kv_all = total.kv_bytes_per_token.saturating_mul(explained.context as u64).saturating_mul(sequences);
     // Recurrent state of every sequence, and the buffers of a step.

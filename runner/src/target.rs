@@ -3,7 +3,7 @@
 use crate::engine_host;
 use crate::errors::CliError;
 use crate::interrupt::Interrupt;
-use atlas_engine::explain::{Hardware, explain};
+use atlas_engine::explain::{explain, this_machine};
 use atlas_engine::model::LoadOptions;
 use atlas_engine::weights::ModelFiles;
 use atlas_gates::client::Client;
@@ -78,7 +78,7 @@ impl Ready {
     /// What a token costs, from the model's files. Nothing is known about an endpoint that was not started here.
     pub(crate) fn work(&self) -> Result<TokenWork, CliError> {
         let Some(model) = &self.model else { return Ok(TokenWork::default()) };
-        let total = explain(&engine_host::open(model)?, &LoadOptions::default(), Hardware::this())?.total;
+        let total = explain(&engine_host::open(model)?, &LoadOptions::default(), this_machine())?.total;
         Ok(TokenWork {
             weight_bytes: Some(total.weight_bytes),
             weight_bytes_per_token: Some(total.weight_bytes_per_token),

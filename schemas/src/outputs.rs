@@ -149,6 +149,8 @@ pub struct ExplainReport {
     pub context: u64,
     /// Sequences that memory was estimated for.
     pub sequences: u64,
+    /// Bytes of weights by format.
+    pub weight_formats: BTreeMap<String, u64>,
     /// Every sublayer, in order of execution.
     pub sublayers: Vec<SublayerCost>,
     /// The sum.

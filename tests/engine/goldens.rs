@@ -112,7 +112,7 @@ fn explained_bytes_equal_the_bytes_that_were_read() {
     for case in CASES {
         let files = ModelFiles::folder(&folder(case)).unwrap();
         let options = LoadOptions { context: Some(512), ..LoadOptions::default() };
-        let hardware = atlas_engine::explain::Hardware::known("gb10").unwrap();
+        let hardware = atlas_engine::explain::known_hardware("gb10").unwrap();
         let explained = atlas_engine::explain::explain(&files, &options, hardware).unwrap();
         let spec = atlas_engine::config::load_spec(&files).unwrap();
         let plan = atlas_engine::blocks::lower(&spec);

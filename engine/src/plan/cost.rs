@@ -2,23 +2,7 @@
 
 use super::{Op, Plan};
 use crate::config::spec::{ParamShape, ParamSpec};
-
-/// Totals of one scope.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Cost {
-    /// Elements of all parameters.
-    pub params: u64,
-    /// Bytes of all parameters.
-    pub weight_bytes: u64,
-    /// Bytes of parameters that every decoded token reads (all but looked-up tables).
-    pub read_bytes_per_token: u64,
-    /// Floating-point operations for one token at context zero; a multiply-add counts as two.
-    pub flops_per_token: u64,
-    /// KV cache bytes for one token.
-    pub kv_bytes_per_token: u64,
-    /// Recurrent state bytes for one sequence: anchor, open block and convolution history.
-    pub state_bytes_per_sequence: u64,
-}
+use atlas_schemas::outputs::Cost;
 
 impl Plan {
     /// Costs by scope, with `bytes_of` giving a parameter's stored bytes and `kv_element` the bytes of a cached key or
@@ -57,7 +41,7 @@ impl Plan {
             let bytes = bytes_of(param);
             cost.params += param.shape.elements();
             cost.weight_bytes += bytes;
-            cost.read_bytes_per_token += match param.shape {
+            cost.weight_bytes_per_token += match param.shape {
                 // Loaded, but not part of a decode step (a draft head).
                 _ if !computed[*scope] => 0,
                 ParamShape::Table { width, rows } if !projected => bytes * width as u64 / (rows * width) as u64,

@@ -5,8 +5,6 @@
 
 mod cost;
 
-pub use cost::Cost;
-
 use crate::config::rope::RopeSpec;
 use crate::config::spec::ParamSpec;
 

@@ -3,8 +3,9 @@
 use crate::engine_host;
 use crate::errors::CliError;
 use crate::output::{GlobalArgs, print_json, write_stdout};
-use atlas_engine::explain::{CostJson, Explanation, Hardware, explain};
+use atlas_engine::explain::{explain, known_hardware, this_machine};
 use atlas_engine::model::LoadOptions;
+use atlas_schemas::outputs::{Cost, ExplainReport};
 use clap::Args;
 use comfy_table::Table;
 
@@ -32,7 +33,7 @@ impl ExplainArgs {
             sequences: self.sequences.into(),
             ..LoadOptions::default()
         };
-        let hardware = Hardware::known(&self.hardware).unwrap_or_else(Hardware::this);
+        let hardware = known_hardware(&self.hardware).unwrap_or_else(this_machine);
         let explained = explain(&engine_host::open(&self.model)?, &options, hardware)?;
         if global.json {
             print_json(&explained);
@@ -43,11 +44,11 @@ impl ExplainArgs {
     }
 }
 
-fn table(explained: &Explanation) -> String {
+fn table(explained: &ExplainReport) -> String {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::UTF8_BORDERS_ONLY);
     table.set_header(["sublayer", "params", "weights", "MFLOP/token", "KV B/token", "state B/seq"]);
-    let cells = |name: &str, cost: &CostJson| {
+    let cells = |name: &str, cost: &Cost| {
         [
             name.to_owned(),
             cost.params.to_string(),
@@ -62,7 +63,7 @@ fn table(explained: &Explanation) -> String {
     }
     table.add_row(cells("total", &explained.total));
     let formats: Vec<String> =
-        explained.formats.iter().map(|(name, size)| format!("{name} {}", bytes(*size))).collect();
+        explained.weight_formats.iter().map(|(name, size)| format!("{name} {}", bytes(*size))).collect();
     let bound = match explained.decode_tok_s_bound {
         Some(bound) => format!("{bound:.1} tok/s"),
         None => "unknown (bandwidth of this machine is not measured)".to_owned(),
