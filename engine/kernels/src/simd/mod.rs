@@ -84,13 +84,13 @@ pub(crate) trait F32x16: Copy {
     fn max_lane(self) -> f32;
 }
 
-/// Asks for the cache line at `at`; any address will do.
+/// Asks for the cache line at `at` in the second-level cache; any address will do.
 #[inline(always)]
 pub(crate) fn prefetch<T>(at: *const T) {
     // SAFETY: a prefetch never faults and SSE is part of x86-64.
     #[cfg(target_arch = "x86_64")]
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
