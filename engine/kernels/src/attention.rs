@@ -264,10 +264,10 @@ impl<'a> State<'a> {
     fn merge<V: F32x16>(&mut self, next: &State) {
         for pair in 0..self.max.len() {
             let here = pair * self.v_dim..(pair + 1) * self.v_dim;
-            if next.max[pair] == f32::NEG_INFINITY {
+            if next.sum[pair] == 0.0 {
                 continue;
             }
-            if self.max[pair] == f32::NEG_INFINITY {
+            if self.sum[pair] == 0.0 {
                 self.max[pair] = next.max[pair];
                 self.sum[pair] = next.sum[pair];
                 self.acc[here.clone()].copy_from_slice(&next.acc[here]);

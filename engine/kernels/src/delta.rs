@@ -450,7 +450,7 @@ impl Kernel for Values<'_> {
             let rows = 2 * piece.rows;
             let mut memory = scratch::take(rows * (width + BLOCK));
             let (sums, coefficients) = memory.split_at_mut(rows * width);
-            self.from_anchor::<V>(piece, sums, coefficients);
+            self.read_anchor::<V>(piece, sums, coefficients);
             for first in (0..piece.rows).step_by(ROWS) {
                 self.solve::<V>(piece, first..piece.rows.min(first + ROWS), sums, coefficients);
             }
@@ -482,7 +482,7 @@ impl Values<'_> {
 
     /// `e^{G_t} Sᵀq_t` and `e^{G_t} Sᵀk_t`, and the coefficients `e^{G_t−G_j} (k_j·q_t)` and `… (k_j·k_t)`.
     #[inline(always)]
-    fn from_anchor<V: F32x16>(&self, piece: &Piece, sums: &mut [f32], coefficients: &mut [f32]) {
+    fn read_anchor<V: F32x16>(&self, piece: &Piece, sums: &mut [f32], coefficients: &mut [f32]) {
         let (shape, width) = (self.call.shape, self.dims.len());
         sums.fill(0.0);
         // SAFETY: stage one has ended, so scratch and decays are only read; `sums` is 2·rows × width, the anchor's

@@ -12,6 +12,8 @@
 //! A tile of R rows × P panels keeps its sums in registers while the panels stream by; x is repacked so that a tile
 //! reads it in order. A row's arithmetic is the same in every tile.
 
+#![expect(clippy::needless_range_loop, reason = "register tiles are indexed by row and column, as the formulas are")]
+
 use crate::matrix::{PackedMatrix, PanelData, SCALE_BLOCK};
 use crate::pool::Pool;
 use crate::scratch;

@@ -135,15 +135,14 @@ pub fn rope_and_store(
         }
     });
     let (pages, kv_heads) = (cache.pages, cache.kv_heads);
-    let store = |task: usize| (task % 2 == 0, task / 2);
     match &mut cache.store {
         KvStore::F32 { k, v } => {
             let writer = Writer { qkv, ld, layout, segments, pages, k: SharedMut::new(k), v: SharedMut::new(v) };
-            writer.run(pool, kv_heads, store);
+            writer.run(pool, kv_heads);
         }
         KvStore::Bf16 { k, v } => {
             let writer = Writer { qkv, ld, layout, segments, pages, k: SharedMut::new(k), v: SharedMut::new(v) };
-            writer.run(pool, kv_heads, store);
+            writer.run(pool, kv_heads);
         }
     }
 }
@@ -252,12 +251,9 @@ struct Writer<'a, T> {
 
 impl<T: KvElement + Pod> Writer<'_, T> {
     /// One task for the keys and one for the values of each head, so that no page is written by two.
-    fn run(&self, pool: &Pool, kv_heads: usize, of: impl Fn(usize) -> (bool, usize) + Sync) {
+    fn run(&self, pool: &Pool, kv_heads: usize) {
         let rows: usize = self.segments.iter().map(|segment| segment.rows).sum();
-        let work = |task| {
-            let (keys, head) = of(task);
-            self.store(keys, head);
-        };
+        let work = |task: usize| self.store(task.is_multiple_of(2), task / 2);
         if rows <= 4 {
             (0..2 * kv_heads).for_each(work);
         } else {

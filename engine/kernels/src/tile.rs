@@ -3,6 +3,8 @@
 //! `c[r][n] ← fma(a[r][k], b[k][n], c[r][n])` for ascending k: every element is one chain, so the cut into register
 //! tiles, and any cut along K, changes no bit.
 
+#![expect(clippy::needless_range_loop, reason = "register tiles are indexed by row and column, as the formulas are")]
+
 use crate::kv::KvElement;
 use crate::simd::{F32x16, Kernel, LANES, prefetch};
 

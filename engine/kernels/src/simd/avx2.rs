@@ -121,6 +121,10 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_part(from: *const f32, n: usize) -> Self {
+        if n == LANES {
+            // SAFETY: all sixteen values are readable.
+            return unsafe { Self::load(from) };
+        }
         let mut lanes = [0.0_f32; LANES];
         // SAFETY: the caller gives `n ≤ 16` readable values; the copy has sixteen.
         unsafe {
@@ -130,6 +134,10 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, n: usize) {
+        if n == LANES {
+            // SAFETY: all sixteen values are writable.
+            return unsafe { self.store(to) };
+        }
         let mut lanes = [0.0_f32; LANES];
         // SAFETY: the caller gives `n ≤ 16` writable values; the copy has sixteen.
         unsafe {

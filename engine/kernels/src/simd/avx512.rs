@@ -1,7 +1,5 @@
 //! Sixteen lanes in one AVX-512 register.
 
-#![expect(clippy::missing_safety_doc, reason = "the contract of the loads and stores stands at the trait")]
-
 use std::arch::x86_64::*;
 
 use super::{E2M1, F32x16, Kernel};

@@ -84,13 +84,13 @@ pub(crate) trait F32x16: Copy {
     fn max_lane(self) -> f32;
 }
 
-/// Asks for the cache line at `at`; any address will do.
+/// Asks for the cache line at `at` in the second-level cache; any address will do.
 #[inline(always)]
 pub(crate) fn prefetch<T>(at: *const T) {
     // SAFETY: a prefetch never faults and SSE is part of x86-64.
     #[cfg(target_arch = "x86_64")]
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
@@ -115,21 +115,7 @@ pub(crate) enum Isa {
 impl Isa {
     /// All families that this CPU has, the best last.
     pub(crate) fn available() -> Vec<Isa> {
-        let mut found = vec![Isa::Portable];
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
-                found.push(Isa::Avx2);
-                if is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-                {
-                    found.push(Isa::Avx512);
-                }
-            }
-        }
-        found
+        [&[Isa::Portable], detected()].concat()
     }
 
     /// The family to use for a call that starts on this thread.
@@ -141,6 +127,26 @@ impl Isa {
         static BEST: std::sync::OnceLock<Isa> = std::sync::OnceLock::new();
         *BEST.get_or_init(|| Isa::available().last().copied().unwrap_or(Isa::Portable))
     }
+}
+
+/// Vector families beyond the portable one.
+#[cfg(target_arch = "x86_64")]
+fn detected() -> &'static [Isa] {
+    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    let avx512 = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl");
+    match (avx2, avx512) {
+        (true, true) => &[Isa::Avx2, Isa::Avx512],
+        (true, false) => &[Isa::Avx2],
+        _ => &[],
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn detected() -> &'static [Isa] {
+    &[]
 }
 
 #[cfg(test)]

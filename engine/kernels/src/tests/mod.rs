@@ -6,6 +6,7 @@ mod conv;
 mod delta;
 mod linear;
 mod math;
+mod nan;
 mod norm;
 mod reference;
 mod rope;

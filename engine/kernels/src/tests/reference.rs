@@ -261,9 +261,9 @@ pub(crate) fn delta_recurrence(tokens: &[DeltaToken], head: DeltaHead) -> Vec<Ve
         let beta = 1.0 / (1.0 + (-f64::from(token.b)).exp());
         state.iter_mut().flatten().for_each(|value| *value *= decay);
         for v in 0..v_dim {
-            let read: f64 = (0..k_dim).map(|d| state[d][v] * k[d]).sum();
+            let read: f64 = state.iter().zip(&k).map(|(row, k)| row[v] * k).sum();
             let delta = beta * (f64::from(token.v[v]) - read);
-            (0..k_dim).for_each(|d| state[d][v] += k[d] * delta);
+            state.iter_mut().zip(&k).for_each(|(row, k)| row[v] += k * delta);
         }
         let scale = 1.0 / (k_dim as f64).sqrt();
         out.push((0..v_dim).map(|v| (0..k_dim).map(|d| state[d][v] * q[d] * scale).sum()).collect());
