@@ -113,6 +113,20 @@ async fn large_bodies_are_refused() {
 }
 
 #[tokio::test]
+async fn a_refusal_reaches_a_client_that_sends_on() {
+    let mut config = limited(|l| l.max_body_bytes = 10_000);
+    config.api_keys = vec![atlas_server::ApiKey::new("key").unwrap()];
+    let server = TestServer::start_with(config, ScriptedEngine::says("x")).await;
+    for (header, expected) in [("x-api-key: wrong", 401), ("x-api-key: key", 413)] {
+        // More than the sockets' buffers hold, so that it is still being sent when the answer comes.
+        let length = 20 << 20;
+        let mut raw = Raw::say(server.address, head(&format!("content-length: {length}\r\n{header}"))).await;
+        raw.send(vec![b' '; length]).await;
+        assert_eq!(status(&raw.until_closed().await), expected);
+    }
+}
+
+#[tokio::test]
 async fn a_body_in_very_many_chunks() {
     let server = TestServer::start(ScriptedEngine::says("ok")).await;
     let body = chat_body(&format!(", \"user\": \"{}\"", "u".repeat(50_000)));
