@@ -93,7 +93,8 @@ mod tests {
 
     #[test]
     fn every_range_is_checked_and_its_field_named() {
-        let set: [(&str, fn(&mut SamplingParams, f32)); 7] = [
+        type Set = fn(&mut SamplingParams, f32);
+        let fields: [(&str, Set); 7] = [
             ("temperature", |p, v| p.temperature = v),
             ("top_p", |p, v| p.top_p = v),
             ("min_p", |p, v| p.min_p = v),
@@ -103,7 +104,7 @@ mod tests {
             ("logit_bias", |p, v| p.logit_bias = vec![(0, v)]),
         ];
         assert_eq!(SamplingParams::default().validate(1), Ok(()));
-        for (field, set) in set {
+        for (field, set) in fields {
             for bad in [f32::NAN, f32::INFINITY, -f32::INFINITY, 1e30, -1e30] {
                 let mut params = SamplingParams::default();
                 set(&mut params, bad);

@@ -140,18 +140,24 @@ impl Winner {
 
 /// The largest logit and the lowest id that has it.
 fn argmax(logits: &[f32]) -> Result<(u32, f32), SamplingError> {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (id, &logit) in (0..).zip(logits) {
-        if logit > best.1 {
-            best = (id, logit);
-        }
-        if logit.is_nan() || logit == f32::INFINITY {
-            return Err(SamplingError::NotANumber { id });
+    /// As many as a wide register holds: the lanes make the loop a vector loop.
+    const LANES: usize = 16;
+    let mut largest = [f32::NEG_INFINITY; LANES];
+    let mut usable = [true; LANES];
+    for row in logits.chunks(LANES) {
+        for ((&logit, largest), usable) in row.iter().zip(&mut largest).zip(&mut usable) {
+            *largest = if logit > *largest { logit } else { *largest };
+            *usable &= logit < f32::INFINITY;
         }
     }
-    match best.1 == f32::NEG_INFINITY {
-        true => Err(SamplingError::NothingAllowed),
-        false => Ok(best),
+    if usable.contains(&false) {
+        let id = (0..).zip(logits).find(|(_, l)| l.is_nan() || **l == f32::INFINITY).map_or(0, |(id, _)| id);
+        return Err(SamplingError::NotANumber { id });
+    }
+    let largest = largest.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    match (0..).zip(logits).find(|(_, logit)| **logit == largest) {
+        Some((id, _)) if largest > f32::NEG_INFINITY => Ok((id, largest)),
+        _ => Err(SamplingError::NothingAllowed),
     }
 }
 

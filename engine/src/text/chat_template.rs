@@ -3,6 +3,9 @@
 //! Templates are Jinja as transformers runs it: blocks trimmed, `tojson`, `strftime_now` and `raise_exception`
 //! defined, loop controls and Python's string and dict methods available. A template comes with a model and its
 //! input comes over the network, so the work and the output are bounded, whatever either holds.
+//!
+//! One thing is not: `~`, `==`, `<` and `in` between lists that a hostile *template* has built to share parts
+//! exponentially (`[x, x]`, sixty times over) run before the engine charges for them. No message can cause that.
 
 mod input;
 mod json;

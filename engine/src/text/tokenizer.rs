@@ -9,6 +9,8 @@ use self::model::SharedModel;
 use self::pieces::PieceStyle;
 use super::control::{ControlTokens, Segment};
 use crate::errors::EngineError;
+use serde::Deserialize;
+use serde_json::Value as Json;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -82,12 +84,19 @@ impl Tokenizer {
     }
 
     fn build(tokenizer_json: &[u8], config: TokenizerConfig) -> Result<Self, EngineError> {
-        let mut json: serde_json::Value = serde_json::from_slice(tokenizer_json)
-            .map_err(|e| EngineError::Tokenizer(format!("tokenizer.json is not valid JSON: {e}")))?;
-        let added = declared_tokens(&mut json)?;
-        let style = PieceStyle::of(&json["decoder"]);
-        let mut full: Inner = serde_json::from_value(json)
-            .map_err(|e| EngineError::Tokenizer(format!("tokenizer.json is not supported: {e}")))?;
+        let head: Head = serde_json::from_slice(tokenizer_json)
+            .map_err(|e| EngineError::Tokenizer(format!("tokenizer.json is not valid: {e}")))?;
+        let (added, changed) = declared_tokens(&head)?;
+        let style = PieceStyle::of(&head.decoder);
+        let full: Result<Inner, _> = match changed {
+            None => serde_json::from_slice(tokenizer_json),
+            Some(added_tokens) => serde_json::from_slice(tokenizer_json).and_then(|mut json: Json| {
+                json["added_tokens"] = added_tokens;
+                serde_json::from_value(json)
+            }),
+        };
+        let mut full =
+            full.map_err(|e| EngineError::Tokenizer(format!("tokenizer.json is not valid or not supported: {e}")))?;
         // Length is the caller's business; a tokenizer.json must not cut prompts short.
         full.with_truncation(None).map_err(library_error)?;
         full.with_padding(None);
@@ -99,7 +108,7 @@ impl Tokenizer {
             }
         }
         let (plain, plain_ids) = without_control_tokens(&full, &added)?;
-        let is_control = |token: &&(u32, AddedToken)| looks_like_control(&token.1);
+        let is_control = |token: &&Declared| looks_like_control(&token.1);
         let vocab_size =
             full.get_model().vocab_end().max(added.iter().map(|(id, _)| *id as usize + 1).max().unwrap_or(0));
         Ok(Self(Arc::new(Shared {
@@ -284,14 +293,26 @@ fn surrounding(post: &PostProcessorWrapper) -> Result<(Vec<u32>, Vec<u32>), Engi
     Ok((ids[..at].to_vec(), ids.get(at + 1..).unwrap_or_default().to_vec()))
 }
 
-/// The `added_tokens` of a tokenizer.json with their ids.
+/// The parts of a tokenizer.json that are looked at here. (The vocabulary is left to the library.)
+#[derive(Deserialize)]
+struct Head {
+    #[serde(default)]
+    added_tokens: Vec<Json>,
+    #[serde(default)]
+    decoder: Json,
+}
+
+/// An added token and its id.
+type Declared = (u32, AddedToken);
+
+/// The added tokens, and the list as it should be where it must change.
 ///
 /// Control tokens are always matched in the raw text: matching after normalisation would let other spellings
 /// (full-width brackets, other case) become control tokens.
-fn declared_tokens(json: &mut serde_json::Value) -> Result<Vec<(u32, AddedToken)>, EngineError> {
-    let Some(list) = json.get_mut("added_tokens").and_then(|v| v.as_array_mut()) else { return Ok(Vec::new()) };
-    let mut tokens = Vec::new();
-    for entry in list {
+fn declared_tokens(head: &Head) -> Result<(Vec<Declared>, Option<Json>), EngineError> {
+    let mut list = head.added_tokens.clone();
+    let mut tokens = Vec::with_capacity(list.len());
+    for entry in &mut list {
         let id = entry["id"].as_u64().and_then(|id| u32::try_from(id).ok());
         let token: Result<AddedToken, _> = serde_json::from_value(entry.clone());
         let (Some(id), Ok(mut token)) = (id, token) else {
@@ -303,7 +324,8 @@ fn declared_tokens(json: &mut serde_json::Value) -> Result<Vec<(u32, AddedToken)
         }
         tokens.push((id, token));
     }
-    Ok(tokens)
+    let changed = list != head.added_tokens;
+    Ok((tokens, changed.then_some(Json::Array(list))))
 }
 
 /// Special tokens, and added tokens in angle or square brackets (`<think>`, `[TOOL_CALLS]`). Others, such as runs of
@@ -314,10 +336,7 @@ fn looks_like_control(token: &AddedToken) -> bool {
     token.special || bracketed('<', '>') || bracketed('[', ']')
 }
 
-fn without_control_tokens(
-    full: &Inner,
-    added: &[(u32, AddedToken)],
-) -> Result<(Inner, HashMap<u32, u32>), EngineError> {
+fn without_control_tokens(full: &Inner, added: &[Declared]) -> Result<(Inner, HashMap<u32, u32>), EngineError> {
     let mut plain = Inner::new(full.get_model().clone());
     plain.with_normalizer(full.get_normalizer().cloned()).map_err(library_error)?;
     plain.with_pre_tokenizer(full.get_pre_tokenizer().cloned());

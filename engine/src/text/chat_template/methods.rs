@@ -2,7 +2,7 @@
 
 use super::super::control::{CLOSE, ControlTokens, OPEN, is_mark, without_marks, wrapped};
 use minijinja::value::{ValueKind, from_args};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,6 +12,10 @@ pub(super) fn install(environment: &mut Environment<'_>, controls: &Arc<ControlT
     let for_filter = Arc::clone(controls);
     environment.add_filter("replace", move |state: &State, text: &str, old: &str, new: &str| {
         replace(state, &for_filter, text, old, new, None)
+    });
+    environment.set_formatter(|out, state, value| {
+        pay_for(state, value)?;
+        escape_formatter(out, state, value)
     });
     let controls = Arc::clone(controls);
     environment.set_unknown_method_callback(move |state, value, method, args| {
@@ -23,6 +27,19 @@ pub(super) fn install(environment: &mut Environment<'_>, controls: &Arc<ControlT
         }
         unknown_method_callback(state, value, method, args)
     });
+}
+
+/// Pays for showing a list or dict before that is done: one that holds itself twice, in a few levels, is huge.
+fn pay_for(state: &State, value: &Value) -> Result<(), Error> {
+    if matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
+        let is_map = value.kind() == ValueKind::Map;
+        for item in value.try_iter()? {
+            state.consume_fuel(1)?;
+            let shown = if is_map { value.get_item(&item)? } else { item };
+            pay_for(state, &shown)?;
+        }
+    }
+    Ok(())
 }
 
 /// The methods that differ from the library's or that it lacks.

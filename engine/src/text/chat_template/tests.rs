@@ -52,7 +52,7 @@ fn renders_what_jinja2_renders() {
         match (case["expected"].as_str(), case["raises"].as_str()) {
             (Some(expected), _) => {
                 assert_eq!(rendered.unwrap(), expected, "{case}");
-                if name != "features" && !expected.contains("<tool_response>\n\n") {
+                if name != "features" {
                     let text: String = segments.unwrap().into_iter().map(|s| s.text).collect();
                     assert_eq!(text, expected, "{case}");
                 }
@@ -235,6 +235,35 @@ fn errors_say_what_and_where() {
     assert!(render("x", &deep).unwrap_err().to_string().contains("deeper than 128"));
 }
 
+/// Values as deep as fuel allows: neither showing nor dropping them may overflow the stack.
+#[test]
+fn deep_values_do_not_crash() {
+    for value in ["[".repeat(40) + "VALUE" + &"]".repeat(40), "{'a': VALUE}".into(), "[VALUE]".into()] {
+        for used in ["{{ n.a }}", "{{ n.a | tojson }}", "{{ n.a | length }}"] {
+            for times in [50, 100_000] {
+                drop(template(&grown(&value, times, used)).render(&input(&json!([]), &Map::new())));
+            }
+        }
+    }
+}
+
+/// Small values that are huge when shown, since they hold themselves twice at every level.
+#[test]
+fn shared_values_are_not_shown() {
+    for used in ["{{ n.a }}", "{{ n.a | tojson }}", "{{ n.a | tojson(indent=8) }}"] {
+        let result = template(&grown("[VALUE, VALUE]", 60, used)).render(&input(&json!([]), &Map::new()));
+        assert!(result.unwrap_err().to_string().contains("more work than its input justifies"), "{used}");
+    }
+}
+
+/// A template that nests `value` so many times and then uses what came out.
+fn grown(value: &str, times: usize, used: &str) -> String {
+    let value = value.replace("VALUE", "n.a");
+    format!(
+        "{{% set n = namespace(a=[1]) %}}{{% for i in range({times}) %}}{{% set n.a = {value} %}}{{% endfor %}}{used}"
+    )
+}
+
 #[test]
 fn hostile_templates_are_stopped() {
     let hostile = [
@@ -304,8 +333,6 @@ fn hostile_sources_neither_crash_nor_hang() {
         "x is not ",
     ];
     for unit in units {
-        let started = Instant::now();
-        println!("{unit}");
         for begin in ["{{ ", "{% set a = ", "{% if "] {
             let source = begin.to_owned() + &unit.repeat(MAX_SOURCE_BYTES / unit.len() - 8);
             assert!(ChatTemplate::new(&source, None, None).is_err(), "{unit}");
@@ -316,10 +343,8 @@ fn hostile_sources_neither_crash_nor_hang() {
         // The same, but well-formed where the unit is an infix operator; it may compile, and then renders or fails.
         let source = format!("{{% set x = 1 %}}{{{{ {}1 }}}}", unit.repeat(4000 / unit.len()));
         if let Ok(compiled) = ChatTemplate::new(&source, None, None) {
-            println!("  compiled {:?}", started.elapsed());
             drop(compiled.render(&input(&json!([]), &Map::new())));
         }
-        println!("  {:?}", started.elapsed());
     }
 }
 
@@ -351,7 +376,8 @@ proptest! {
         // Everything a template adds for itself is in the same places when contents are dull; but what Qwen's
         // template makes of `</think>` in a content is its own.
         let (_, expected) = control_ids(&source(name), &conversation(&|_| "x".into()), None);
-        if !(qwen && text.contains("</think>")) && !contents.iter().any(|c| c.is_empty()) {
+        let changes_shape = contents.iter().any(String::is_empty) || (qwen && text.contains("</think>"));
+        if !changes_shape {
             prop_assert_eq!(ids, expected, "{}", text);
         } else {
             let starts = |ids: &[u32]| ids.iter().filter(|&&id| id == 4088).count();

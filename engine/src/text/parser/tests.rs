@@ -75,10 +75,8 @@ fn reasoning() {
 fn calls() {
     let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";
     assert_eq!(show(BOTH, call), "0.f({\"city\": \"Oslo\"})");
-    assert_eq!(
-        show(TOOLS, &format!("Sure.\n{call}\n{call}\n")),
-        "C:Sure.|0.f({\"city\": \"Oslo\"})|1.f({\"city\": \"Oslo\"})|C:\n".trim_end_matches("|C:\n")
-    );
+    let two = format!("Sure.\n{call}\n{call}\n");
+    assert_eq!(show(TOOLS, &two), "C:Sure.|0.f({\"city\": \"Oslo\"})|1.f({\"city\": \"Oslo\"})");
     assert_eq!(show(TOOLS, "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>done"), "0.f({})|C:done");
     assert_eq!(
         show(TOOLS, "<tool_call>{\"arguments\":{\"a\":[1,{\"b\":2}]},\"name\":\"f\"}"),
@@ -102,7 +100,7 @@ fn arguments_as_text() {
     );
     assert_eq!(show(TOOLS, &call(r#""\u007b\"e\": \"\ud83d\ude00\"}""#)), r#"0.f({"e": "😀"})"#);
     assert_eq!(show(TOOLS, &call(r#""""#)), "0.f({})");
-    assert_eq!(show(TOOLS, &call(r#"" {} ""#)), "0.f({} )".replace("} )", "})"));
+    assert_eq!(show(TOOLS, &call(r#"" {} ""#)), "0.f({})");
     let text = call("\"Oslo\"");
     assert_eq!(show(TOOLS, &text), format!("C:{text}"));
 }
@@ -260,7 +258,7 @@ fn hostile_megabytes_are_linear() {
                     deltas += parser.push(std::str::from_utf8(piece).unwrap()).len();
                 }
                 deltas += parser.finish().len();
-                assert!(deltas > 0 && deltas <= 4 * text.len(), "{begin:?} {unit:?}");
+                assert!(deltas <= text.len(), "{begin:?} {unit:?}");
             }
         }
     }
