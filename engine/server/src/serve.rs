@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 /// After the last answer, connections may take so long to close.
 const LINGER: Duration = Duration::from_millis(500);
 /// After the last answer of a connection, its client may go on sending so long.
-const LISTENING_ON: Duration = Duration::ZERO;
+const LISTENING_ON: Duration = Duration::from_secs(2);
 /// After the engine is lost, clients may take so long to be told.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 

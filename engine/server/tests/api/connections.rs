@@ -6,7 +6,7 @@ use crate::support::{TestServer, chat_body, config, eventually};
 use atlas_server::ServerConfig;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const SOON: Duration = Duration::from_millis(150);
 
@@ -121,7 +121,7 @@ async fn a_refusal_reaches_a_client_that_sends_on() {
         // More than the sockets' buffers hold, so that it is still being sent when the answer comes.
         let length = 20 << 20;
         let mut raw = Raw::say(server.address, head(&format!("content-length: {length}\r\n{header}"))).await;
-        raw.send(vec![b' '; length]).await;
+        raw.0.write_all(&vec![b' '; length]).await.expect("the server listens to the end");
         assert_eq!(status(&raw.until_closed().await), expected);
     }
 }
