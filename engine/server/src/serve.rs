@@ -8,16 +8,21 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 /// After the last answer, connections may take so long to close.
 const LINGER: Duration = Duration::from_millis(500);
+/// After the last answer of a connection, its client may go on sending so long.
+const LISTENING_ON: Duration = Duration::from_secs(2);
 /// After the engine is lost, clients may take so long to be told.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -157,18 +162,38 @@ async fn connection(
         .max_header_size(limits.max_header_bytes)
         // A closed read side means that the client has gone: its request is dropped at once.
         .half_close(false);
-    let mut serving = std::pin::pin!(http.serve_connection(io, TowerToHyperService::new(app)));
-    let closing = async { drop(closing.wait_for(|closing| *closing).await) };
+    let mut serving = http.serve_connection(io, TowerToHyperService::new(app));
     let ended = tokio::select! {
-        ended = serving.as_mut() => ended,
-        () = closing => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
+        ended = poll_fn(|context| serving.poll_without_shutdown(context)) => ended,
+        () = told_to_close(&mut closing) => {
+            Pin::new(&mut serving).graceful_shutdown();
+            poll_fn(|context| serving.poll_without_shutdown(context)).await
         }
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection ended early");
     }
+    let stream = serving.into_parts().io.into_inner();
+    tokio::select! {
+        () = close_gently(stream) => {}
+        () = told_to_close(&mut closing) => {}
+    }
+}
+
+async fn told_to_close(closing: &mut watch::Receiver<bool>) {
+    drop(closing.wait_for(|closing| *closing).await);
+}
+
+/// Ends the sending side, and reads on for a moment.
+///
+/// Closing a socket whose client is still sending destroys the answer on its way to the client, who would see a reset
+/// connection instead of, say, 401.
+async fn close_gently(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
+    let closing = async {
+        stream.shutdown().await?;
+        tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
+    };
+    let _ = tokio::time::timeout(LISTENING_ON, closing).await;
 }
 
 /// Small writes go out at once (tokens are small), and a peer that vanished without a word is noticed.

@@ -6,7 +6,7 @@ use crate::support::{TestServer, chat_body, config, eventually};
 use atlas_server::ServerConfig;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const SOON: Duration = Duration::from_millis(150);
 
@@ -110,6 +110,20 @@ async fn large_bodies_are_refused() {
     assert_eq!(exact.len(), 10_000);
     let answer = server.post("/v1/chat/completions", exact).await;
     assert!(answer.text.contains("context_length_exceeded"), "{}", answer.text);
+}
+
+#[tokio::test]
+async fn a_refusal_reaches_a_client_that_sends_on() {
+    let mut config = limited(|l| l.max_body_bytes = 10_000);
+    config.api_keys = vec![atlas_server::ApiKey::new("key").unwrap()];
+    let server = TestServer::start_with(config, ScriptedEngine::says("x")).await;
+    for (header, expected) in [("x-api-key: wrong", 401), ("x-api-key: key", 413)] {
+        // More than the sockets' buffers hold, so that it is still being sent when the answer comes.
+        let length = 20 << 20;
+        let mut raw = Raw::say(server.address, head(&format!("content-length: {length}\r\n{header}"))).await;
+        raw.0.write_all(&vec![b' '; length]).await.expect("the server listens to the end");
+        assert_eq!(status(&raw.until_closed().await), expected);
+    }
 }
 
 #[tokio::test]
