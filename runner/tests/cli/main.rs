@@ -2,4 +2,5 @@
 
 mod jobs;
 mod lifecycle;
+mod run_refusals;
 mod support;

@@ -33,7 +33,9 @@ fn a_dry_run_shows_everything_and_touches_nothing() {
 
     let (code, text, _) = home.outcome(&["run", "@atlas/tiny", "--dry-run", "--port", "0"]);
     assert_eq!(code, 0);
-    for expected in ["fits: needs", "max_num_seqs", "recipe\n", "default\n", "(any free port)", "argv     atlas serve embedded"] {
+    for expected in
+        ["fits: needs", "max_num_seqs", "recipe\n", "default\n", "(any free port)", "argv     atlas serve embedded"]
+    {
         assert!(text.contains(expected), "{expected} in {text}");
     }
     assert!(home.listing().is_empty(), "{:?}", home.listing());
@@ -65,7 +67,8 @@ fn other_hosts_unknown_clusters_and_impossible_topologies_are_refused() {
     let home = Home::new();
     let own = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let tiny = |arguments: &[&str]| {
-        let (code, _, stderr) = home.outcome(&[&["run", "@atlas/tiny", "--dry-run", "--port", "0"], arguments].concat());
+        let (code, _, stderr) =
+            home.outcome(&[&["run", "@atlas/tiny", "--dry-run", "--port", "0"], arguments].concat());
         (code, stderr)
     };
     for here in ["localhost", "127.0.0.1", "::1", "localhost,127.0.0.1,[::1]", own.trim()] {
@@ -99,16 +102,65 @@ fn weights_that_are_not_here_come_with_advice_and_a_plan_still_works() {
     assert_eq!((code, stdout.contains("not here")), (0, true), "{stdout}");
 }
 
+/// A llama of a few megabytes whose KV cache takes a mebibyte a token. Its weights are a sparse file of zeros.
+fn model_with_a_huge_cache(home: &Home) -> std::path::PathBuf {
+    const LAYERS: usize = 8;
+    let (hidden, heads, head_dim, ff, vocab) = (64, 64, 256, 64, 64);
+    let folder = home.path().join("model");
+    std::fs::create_dir(&folder).unwrap();
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": LAYERS,
+        "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": head_dim, "intermediate_size": ff,
+        "vocab_size": vocab, "max_position_embeddings": 1 << 30, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": true, "hidden_act": "silu", "torch_dtype": "bfloat16", "eos_token_id": 0,
+    });
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let mut header = serde_json::Map::new();
+    let mut end = 0_u64;
+    let mut tensor = |name: String, shape: &[usize]| {
+        let bytes = 2 * shape.iter().product::<usize>() as u64;
+        header.insert(name, serde_json::json!({ "dtype": "BF16", "shape": shape, "data_offsets": [end, end + bytes] }));
+        end += bytes;
+    };
+    tensor("model.embed_tokens.weight".to_owned(), &[vocab, hidden]);
+    tensor("model.norm.weight".to_owned(), &[hidden]);
+    for layer in 0..LAYERS {
+        let mut of = |name: &str, shape: &[usize]| tensor(format!("model.layers.{layer}.{name}.weight"), shape);
+        of("input_layernorm", &[hidden]);
+        of("post_attention_layernorm", &[hidden]);
+        ["q_proj", "k_proj", "v_proj"]
+            .iter()
+            .for_each(|name| of(&format!("self_attn.{name}"), &[heads * head_dim, hidden]));
+        of("self_attn.o_proj", &[hidden, heads * head_dim]);
+        ["gate_proj", "up_proj"].iter().for_each(|name| of(&format!("mlp.{name}"), &[ff, hidden]));
+        of("mlp.down_proj", &[hidden, ff]);
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    let file = folder.join("model.safetensors");
+    std::fs::write(&file, &bytes).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(bytes.len() as u64 + end).unwrap();
+    folder
+}
+
 #[test]
 fn what_does_not_fit_is_refused_with_numbers() {
     let home = Home::new();
-    let (code, _, stderr) = home.outcome(&["run", "@atlas/tiny", "--port", "0", "--set", "gpu_mem=0.05", "--set", "max_seq_len=4096"]);
-    // A twentieth of the memory of a large machine is enough, so that the answer depends on the machine.
-    let available = std::fs::read_to_string("/proc/meminfo").unwrap();
-    let kib: u64 = available.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap().trim().strip_suffix(" kB").unwrap().parse().unwrap();
-    if kib / 20 < 40 * 1024 {
-        assert_eq!((code, stderr.contains("not enough memory: needs")), (4, true), "{stderr}");
-    }
+    let folder = model_with_a_huge_cache(&home);
+    let file = home.path().join("recipe.yaml");
+    std::fs::write(&file, format!("recipe_version: \"2\"\nmodel: {}\nruntime: atlas\n", folder.display())).unwrap();
+    let run = |arguments: &[&str]| home.outcome(&[&["run", file.to_str().unwrap(), "--port", "0"], arguments].concat());
+    // 16 Mi tokens of a MiB each are 16 TiB.
+    let (code, _, stderr) = run(&["--set", "max_seq_len=16777216"]);
+    assert_eq!((code, stderr.contains("not enough memory: needs 16.0 TiB")), (4, true), "{stderr}");
+    assert!(stderr.contains("available") && stderr.contains("lower `max_seq_len`"), "{stderr}");
+    assert!(!home.state().exists());
+    let (code, stdout, _) = run(&["--set", "max_seq_len=16777216", "--dry-run"]);
+    assert_eq!((code, stdout.contains("does not fit")), (4, true), "{stdout}");
+    // Without a wish the context is what memory allows.
+    let (code, stdout, stderr) = run(&["--dry-run"]);
+    assert_eq!((code, stdout.contains("fits: needs")), (0, true), "{stdout}{stderr}");
 }
 
 #[test]
