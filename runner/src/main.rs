@@ -1,11 +1,28 @@
 //! The `atlas` binary: from a recipe's name to a verified, running model.
 
+mod bench_synthetic;
 mod commands;
+mod embedded;
+mod engine_host;
 mod errors;
+mod host;
+mod http;
+mod interrupt;
+mod job;
+mod memory_fit;
+mod model;
+mod option_flags;
 mod output;
+mod progress;
+mod recipe;
+mod run;
+mod serve_config;
+mod target;
 
+use atlas_schemas::serve_options::normalise_args;
 use clap::Parser;
 use errors::CliError;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Runs large language models on the machines people own, from a declarative recipe.
@@ -19,7 +36,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
@@ -34,4 +51,15 @@ fn main() -> ExitCode {
             ExitCode::from(CliError::exit_code(&error))
         }
     }
+}
+
+/// The command line; the flags of `serve` in one form, whichever of the peers' forms they were written in.
+fn arguments() -> Vec<OsString> {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let command = words.iter().skip(1).find(|word| !word.to_string_lossy().starts_with('-'));
+    if command.is_none_or(|command| command != "serve") {
+        return words;
+    }
+    let texts: Option<Vec<String>> = words.iter().map(|word| word.to_str().map(str::to_owned)).collect();
+    texts.map_or(words, |texts| normalise_args(texts).into_iter().map(OsString::from).collect())
 }

@@ -1,8 +1,10 @@
 //! Options that every command has, and how results are printed: data on stdout, everything else on stderr.
 
+use crate::errors::CliError;
 use clap::Args;
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 
 /// Options of every command.
 #[derive(Debug, Clone, Args)]
@@ -47,4 +49,16 @@ pub(crate) fn write_stdout(text: &str) {
 pub(crate) fn print_json(value: &impl Serialize) {
     let text = serde_json::to_string_pretty(value).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"));
     write_stdout(&(text + "\n"));
+}
+
+/// Writes one JSON document to a file, which appears whole or not at all. Missing folders are made.
+pub(crate) fn write_file(path: &Path, value: &impl Serialize) -> Result<(), CliError> {
+    let fail = |error: std::io::Error| CliError::Failed(format!("{}: {error}", path.display()));
+    let text = serde_json::to_string_pretty(value).map_err(|error| fail(error.into()))? + "\n";
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).map_err(fail)?;
+    }
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, path)).map_err(fail)
 }

@@ -1,0 +1,7 @@
+//! Which rows of which sequences the next step computes.
+
+pub mod batch;
+pub(crate) mod scheduler;
+pub(crate) mod sequence;
+
+pub use batch::{Segment, StepBatch};

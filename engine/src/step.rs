@@ -1,0 +1,78 @@
+//! The hot path, top to bottom: schedule, batch, execute, sample, commit, emit.
+
+use crate::backend::Backend;
+use crate::errors::EngineError;
+use crate::sampling::{SamplingError, logprobs};
+use crate::schedule::batch::WantLogits;
+use crate::schedule::scheduler::{Scheduled, Scheduler};
+use crate::schedule::sequence::Running;
+
+/// What a step did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct StepCounts {
+    /// Prompt rows computed.
+    pub(crate) prompt_tokens: u64,
+    /// Tokens generated.
+    pub(crate) generated: u64,
+}
+
+/// Computes one step of everything that runs. On an error the step's reservations are rolled back.
+pub(crate) fn step(scheduler: &mut Scheduler, backend: &mut dyn Backend) -> Result<StepCounts, EngineError> {
+    let (batch, scheduled) = scheduler.schedule().map_err(|error| EngineError::Memory(error.to_string()))?;
+    let vocab = backend.plan().logits.width;
+    let logits = backend.execute(&batch, None)?;
+    let mut rows = logits.chunks_exact(vocab);
+    let mut counts = StepCounts::default();
+    let mut ended = Vec::new();
+    for share in scheduled {
+        let index = share.index;
+        let sequence = &mut scheduler.running[index];
+        let own = match share.want {
+            WantLogits::None => 0,
+            WantLogits::Last => 1,
+            WantLogits::All => share.rows,
+        };
+        let own: Vec<&[f32]> = rows.by_ref().take(own).collect();
+        if advance(sequence, share, &own, &mut counts).is_err() {
+            ended.push((index, true));
+        } else if sequence.ended().is_some() {
+            ended.push((index, false));
+        }
+    }
+    ended.sort_unstable();
+    for (index, failed) in ended.into_iter().rev() {
+        let sequence = scheduler.remove(index);
+        match sequence.ended() {
+            Some(reason) if !failed => sequence.finish(reason),
+            _ => sequence.fail("the model computed logits that are not numbers"),
+        }
+    }
+    Ok(counts)
+}
+
+/// Commits a sequence's rows and chooses its next token when its logits are there.
+fn advance(
+    sequence: &mut Running,
+    share: Scheduled,
+    logits: &[&[f32]],
+    counts: &mut StepCounts,
+) -> Result<(), SamplingError> {
+    let start = sequence.cache.len();
+    let completes = share.rows == sequence.pending();
+    let prompt_top = sequence.wants_prompt_logprobs();
+    counts.prompt_tokens += sequence.prompt_len().saturating_sub(start).min(share.rows) as u64;
+    sequence.cache.commit(share.reservation, share.rows);
+    if let Some(top) = prompt_top {
+        let next = |row: usize| sequence.tokens.get(start + row + 1).copied();
+        let of_row = |(row, logits): (usize, &&[f32])| next(row).map(|token| logprobs(logits, token, top));
+        let found: Vec<_> = logits.iter().enumerate().filter_map(of_row).collect();
+        sequence.add_prompt_logprobs(found);
+    }
+    if let Some(last) = logits.last().filter(|_| completes && sequence.generates()) {
+        let token = sequence.sampler.choose(last, sequence.tokens.len() as u64)?;
+        let logprobs = sequence.wants_logprobs().map(|top| logprobs(last, token, top));
+        sequence.add_token(token, logprobs);
+        counts.generated += 1;
+    }
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! Loading exactly the parameters that a model needs.
+//!
+//! Quantised weights stay quantised in memory. A missing, unused, mis-shaped or wrongly typed tensor is an error that
+//! names the file and the tensor.
+
+use super::safetensors::{TensorInfo, Tensors};
+use crate::config::quant::WeightFormat;
+use crate::config::spec::{ModelSpec, ParamShape, ParamSpec};
+use crate::errors::EngineError;
+use ::safetensors::Dtype;
+use atlas_kernels::{Dense, PackedMatrix};
+use std::collections::BTreeSet;
+
+/// A loaded parameter.
+pub enum Param {
+    /// A projection or a table, packed for the device.
+    Matrix(PackedMatrix),
+    /// A vector or convolution, widened to f32.
+    Vector(Vec<f32>),
+}
+
+/// The loaded parameters, in the order of the specification's list.
+pub struct Weights {
+    params: Vec<Param>,
+    /// Bytes of tensor data that were read from files.
+    pub bytes_read: u64,
+}
+
+impl Weights {
+    /// Wraps parameters that were made rather than read.
+    pub fn from_params(params: Vec<Param>) -> Self {
+        Self { params, bytes_read: 0 }
+    }
+
+    /// The matrix at `index`. Panics if it is a vector: the plan and the weights come from one list.
+    pub fn matrix(&self, index: usize) -> &PackedMatrix {
+        match &self.params[index] {
+            Param::Matrix(matrix) => matrix,
+            Param::Vector(_) => panic!("parameter {index} is a vector"),
+        }
+    }
+
+    /// The vector at `index`. Panics if it is a matrix.
+    pub fn vector(&self, index: usize) -> &[f32] {
+        match &self.params[index] {
+            Param::Vector(vector) => vector,
+            Param::Matrix(_) => panic!("parameter {index} is a matrix"),
+        }
+    }
+
+    /// Bytes held in memory.
+    pub fn bytes(&self) -> u64 {
+        let one = |param: &Param| match param {
+            Param::Matrix(matrix) => matrix.bytes() as u64,
+            Param::Vector(vector) => vector.len() as u64 * 4,
+        };
+        self.params.iter().map(one).sum()
+    }
+}
+
+/// Reconciles what the configuration declares with what the checkpoint holds: a multi-token-prediction head that is
+/// declared but absent altogether (many quantised releases leave it out) is dropped, visibly.
+pub fn reconcile(spec: &mut ModelSpec, tensors: &Tensors) {
+    if let Some(mtp) = &spec.mtp {
+        let root = mtp.fusion.split('.').next().unwrap_or_default();
+        if !tensors.iter().any(|(name, _)| name.split('.').next() == Some(root)) {
+            spec.warnings.push(format!("the configuration declares a `{root}` head, but the checkpoint holds none"));
+            spec.mtp = None;
+        }
+    }
+}
+
+/// Loads `params` from `tensors`; `progress` is told the bytes read so far.
+pub fn load(
+    spec: &ModelSpec,
+    params: &[ParamSpec],
+    tensors: &Tensors,
+    mut progress: impl FnMut(u64),
+) -> Result<Weights, EngineError> {
+    let mut reader = Reader { tensors, used: BTreeSet::new(), bytes_read: 0 };
+    let mut loaded = Vec::with_capacity(params.len());
+    for param in params {
+        loaded.push(reader.param(param)?);
+        progress(reader.bytes_read);
+    }
+    reader.reject_unused(spec)?;
+    Ok(Weights { params: loaded, bytes_read: reader.bytes_read })
+}
+
+struct Reader<'a> {
+    tensors: &'a Tensors,
+    used: BTreeSet<String>,
+    bytes_read: u64,
+}
+
+impl Reader<'_> {
+    fn error(&self, name: &str, message: impl std::fmt::Display) -> EngineError {
+        EngineError::Weights { path: self.tensors.file_of(name), message: format!("`{name}` {message}") }
+    }
+
+    fn find(&mut self, name: &str) -> Result<TensorInfo, EngineError> {
+        let info = self.tensors.get(name).cloned().ok_or_else(|| self.error(name, "is missing"))?;
+        self.used.insert(name.to_owned());
+        Ok(info)
+    }
+
+    fn bytes(&mut self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Vec<u8>, EngineError> {
+        let info = self.find(name)?;
+        if info.dtype != dtype {
+            return Err(self.error(name, format!("has dtype {:?}; expected {dtype:?}", info.dtype)));
+        }
+        self.check_shape(name, &info, shape)?;
+        self.read(name, &info)
+    }
+
+    fn read(&mut self, name: &str, info: &TensorInfo) -> Result<Vec<u8>, EngineError> {
+        self.bytes_read += info.bytes;
+        self.tensors.read(name, info)
+    }
+
+    fn check_shape(&self, name: &str, info: &TensorInfo, shape: &[usize]) -> Result<(), EngineError> {
+        if info.shape != shape {
+            return Err(self.error(name, format!("has shape {:?}; the configuration asks for {shape:?}", info.shape)));
+        }
+        Ok(())
+    }
+
+    fn param(&mut self, param: &ParamSpec) -> Result<Param, EngineError> {
+        let name = param.name.as_str();
+        match param.shape {
+            ParamShape::Linear { n, k } => self.linear(name, n, k),
+            ParamShape::Table { rows, width } => {
+                let (dtype, bytes) = self.dense(name, &[rows, width])?;
+                Ok(Param::Matrix(PackedMatrix::from_dense(dtype, rows, width, &bytes)))
+            }
+            ParamShape::Vector { .. } | ParamShape::Conv { .. } => {
+                let (dtype, bytes) = self.dense(name, &param.shape.dims())?;
+                let vector = widen(dtype, &bytes);
+                match vector.iter().position(|value| !value.is_finite()) {
+                    Some(at) => Err(self.error(name, format!("holds {} at element {at}", vector[at]))),
+                    None => Ok(Param::Vector(vector)),
+                }
+            }
+        }
+    }
+
+    fn dense(&mut self, name: &str, shape: &[usize]) -> Result<(Dense, Vec<u8>), EngineError> {
+        let info = self.find(name)?;
+        let dtype = match info.dtype {
+            Dtype::F32 => Dense::F32,
+            Dtype::F16 => Dense::F16,
+            Dtype::BF16 => Dense::Bf16,
+            other => return Err(self.error(name, format!("has dtype {other:?}; expected BF16, F16 or F32"))),
+        };
+        self.check_shape(name, &info, shape)?;
+        Ok((dtype, self.read(name, &info)?))
+    }
+
+    fn linear(&mut self, name: &str, n: usize, k: usize) -> Result<Param, EngineError> {
+        let scale_name = format!("{name}_scale");
+        let info = self.find(name)?;
+        if info.dtype != Dtype::U8 {
+            if self.tensors.get(&scale_name).is_some() {
+                let message =
+                    format!("has dtype {:?} and a scale; this build reads NVFP4 (U8) and BF16, F16, F32", info.dtype);
+                return Err(self.error(name, message));
+            }
+            let (dtype, bytes) = self.dense(name, &[n, k])?;
+            return Ok(Param::Matrix(PackedMatrix::from_dense(dtype, n, k, &bytes)));
+        }
+        if !k.is_multiple_of(16) {
+            return Err(self.error(name, format!("is NVFP4 with {k} inputs, which is no multiple of 16")));
+        }
+        let packed = self.bytes(name, Dtype::U8, &[n, k / 2])?;
+        let scales = self.bytes(&scale_name, Dtype::F8_E4M3, &[n, k / 16])?;
+        let global = self.scalar(&format!("{name}_scale_2"))?;
+        if let Some(at) = scales.iter().position(|scale| scale & 0x7f == 0x7f) {
+            return Err(self.error(&scale_name, format!("holds NaN at element {at}")));
+        }
+        if !global.is_finite() {
+            return Err(self.error(&format!("{name}_scale_2"), format!("is {global}")));
+        }
+        // Scales of activations and of the KV cache do not enter weight-only arithmetic; they are read so that a
+        // damaged one is found, and are the device's to use where its activation format asks for them.
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        for optional in ["input_scale", "k_scale", "v_scale"] {
+            let optional = format!("{module}.{optional}");
+            if self.tensors.get(&optional).is_some() {
+                self.scalar(&optional)?;
+            }
+        }
+        Ok(Param::Matrix(PackedMatrix::from_nvfp4(n, k, &packed, &scales, global)))
+    }
+
+    fn scalar(&mut self, name: &str) -> Result<f32, EngineError> {
+        let info = self.find(name)?;
+        if info.shape.iter().product::<usize>() != 1 || info.dtype != Dtype::F32 {
+            return Err(self.error(name, format!("is {:?} {:?}; expected one F32", info.dtype, info.shape)));
+        }
+        let bytes = self.read(name, &info)?;
+        let bytes: [u8; 4] = bytes.try_into().map_err(|_| self.error(name, "does not hold four bytes"))?;
+        Ok(f32::from_le_bytes(bytes))
+    }
+
+    fn reject_unused(&self, spec: &ModelSpec) -> Result<(), EngineError> {
+        let skipped = |name: &str| spec.skipped.iter().any(|(prefix, _)| name.starts_with(prefix.as_str()));
+        let unused: Vec<&str> = (self.tensors.iter().map(|(name, _)| name))
+            .filter(|name| !self.used.contains(*name) && !skipped(name))
+            .collect();
+        let Some(first) = unused.first() else { return Ok(()) };
+        let more = if unused.len() > 1 { format!(" (and {} more)", unused.len() - 1) } else { String::new() };
+        Err(self.error(first, format!("is not used by this {} model{more}; nothing is dropped silently", spec.family)))
+    }
+}
+
+/// Bytes of little-endian elements as f32.
+pub fn widen(dtype: Dense, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        Dense::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        Dense::F16 => bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        Dense::Bf16 => bytes.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+    }
+}
+
+/// The format a checkpoint really holds for a parameter, and its bytes with all scales.
+pub fn stored(param: &ParamSpec, tensors: &Tensors) -> Option<(WeightFormat, u64)> {
+    let info = tensors.get(&param.name)?;
+    let format = match info.dtype {
+        Dtype::F32 => WeightFormat::F32,
+        Dtype::F16 => WeightFormat::F16,
+        Dtype::BF16 => WeightFormat::Bf16,
+        Dtype::U8 => WeightFormat::Nvfp4,
+        _ => return None,
+    };
+    let module = param.name.strip_suffix(".weight").unwrap_or(&param.name);
+    let scales = ["weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale"];
+    let extra = scales.iter().filter_map(|scale| tensors.get(&format!("{module}.{scale}"))).map(|info| info.bytes);
+    let extra: u64 = if format == WeightFormat::Nvfp4 { extra.sum() } else { 0 };
+    Some((format, info.bytes + extra))
+}

@@ -1,0 +1,169 @@
+//! `atlas bench --synthetic`: the engine on random weights of a given configuration, through the same scheduler that
+//! serves requests.
+
+use crate::errors::CliError;
+use atlas_engine::config::{ModelSpec, Quantization, WeightFormat};
+use atlas_engine::engine::{EngineHandle, GenerateEvent, GenerateRequest};
+use atlas_engine::model::{LoadOptions, Model};
+use atlas_engine::sampling::SamplingParams;
+use atlas_engine::worker::{EngineOptions, start};
+use atlas_engine::{blocks, families};
+use atlas_gates::stats::median;
+use atlas_schemas::bench::{BenchRaw, BenchRow};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// One combination to measure.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) prompt: u32,
+    pub(crate) decode: u32,
+    pub(crate) concurrency: u32,
+}
+
+/// A synthetic model and what a token of it reads.
+pub(crate) struct Synthetic {
+    spec: ModelSpec,
+    /// Bytes of weights that one decoded token reads.
+    pub(crate) bytes_per_token: u64,
+    threads: usize,
+}
+
+impl Synthetic {
+    /// Reads a `config.json` (or a folder that holds one). `format` replaces the declared weight format of
+    /// projections.
+    pub(crate) fn read(config: &Path, format: Option<WeightFormat>, threads: Option<usize>) -> Result<Self, CliError> {
+        let path = if config.is_dir() { config.join("config.json") } else { config.to_owned() };
+        let shown = path.display().to_string();
+        let text = std::fs::read(&path).map_err(|error| CliError::Failed(format!("{shown}: {error}")))?;
+        let value: serde_json::Value = serde_json::from_slice(&text)
+            .map_err(|error| CliError::Failed(format!("{shown}: line {}: {error}", error.line())))?;
+        let mut quantization = Quantization::read(&shown, &value, None)?;
+        match format {
+            Some(WeightFormat::Nvfp4) if quantization.quantized.is_none() => {
+                quantization.quantized = Some(WeightFormat::Nvfp4);
+                quantization.excluded = vec!["lm_head".into(), "*in_proj_a".into(), "*in_proj_b".into()];
+            }
+            Some(WeightFormat::Nvfp4) | None => {}
+            Some(dense) => quantization = Quantization { dense, quantized: None, excluded: Vec::new() },
+        }
+        let spec = families::read(&shown, &value, quantization)?;
+        let plan = blocks::lower(&spec);
+        let costs = plan.costs(|param| param.bytes(), 4.0, 16);
+        let bytes_per_token = costs.iter().map(|(_, cost)| cost.weight_bytes_per_token).sum();
+        let threads = threads.unwrap_or(LoadOptions::default().threads);
+        Ok(Self { spec, bytes_per_token, threads })
+    }
+
+    /// Measures one combination: a warm-up, then `runs` runs. `bandwidth` is the machine's, in bytes a second.
+    pub(crate) fn measure(&self, shape: Shape, runs: u32, bandwidth: f64) -> Result<BenchRow, CliError> {
+        let context = (shape.prompt + shape.decode) as usize;
+        let options = LoadOptions {
+            threads: self.threads,
+            sequences: shape.concurrency as usize,
+            context: Some(context.next_multiple_of(16).min(self.spec.max_positions)),
+            ..LoadOptions::default()
+        };
+        let model = Model::synthetic(self.spec.clone(), &options, 1)?;
+        let limits = EngineOptions { max_sequences: options.sequences, ..EngineOptions::default() };
+        let engine = start(model, limits).map_err(|error| CliError::Failed(error.to_string()))?;
+        let mut raw = BenchRaw::default();
+        for run in 0..=runs {
+            let times = self.run(&engine, shape)?;
+            if run > 0 {
+                raw.prefill_tok_s.push(times.prefill_tok_s(shape));
+                raw.decode_tok_s.push(times.decode_tok_s(shape));
+                raw.ttft_ms.push(times.ttft().as_secs_f64() * 1e3);
+            }
+        }
+        engine.shutdown(Instant::now());
+        let decode_tok_s = median(&raw.decode_tok_s);
+        // One step serves all streams, so its weights are read once for all of them.
+        let bound = bandwidth / self.bytes_per_token.max(1) as f64 * f64::from(shape.concurrency);
+        Ok(BenchRow {
+            prompt_tokens: shape.prompt,
+            decode_tokens: shape.decode,
+            concurrency: shape.concurrency,
+            runs,
+            prefill_tok_s: median(&raw.prefill_tok_s),
+            decode_tok_s,
+            ttft_ms: median(&raw.ttft_ms),
+            weight_bytes_per_token: Some(self.bytes_per_token),
+            decode_roofline_fraction: Some(decode_tok_s / bound),
+            raw,
+        })
+    }
+
+    fn run(&self, engine: &EngineHandle, shape: Shape) -> Result<Times, CliError> {
+        let submitted = Instant::now();
+        let request = |stream: u32| GenerateRequest {
+            id: format!("bench-{stream}"),
+            prompt: (0..shape.prompt).map(|i| (i * 7 + stream * 13 + 1) % self.spec.vocab as u32).collect(),
+            max_tokens: shape.decode as usize,
+            sampling: SamplingParams::default(),
+            stop_tokens: Vec::new(),
+            logprobs: None,
+            prompt_logprobs: None,
+            deadline: None,
+        };
+        let failed = |error: String| CliError::Failed(format!("the engine refused the benchmark: {error}"));
+        let streams: Result<Vec<_>, _> = (0..shape.concurrency).map(|stream| engine.submit(request(stream))).collect();
+        let mut times = Times { submitted, first: Vec::new(), last: Vec::new() };
+        let threads: Vec<_> = (streams.map_err(|error| failed(error.to_string()))?.into_iter())
+            .map(|mut stream| {
+                std::thread::spawn(move || {
+                    let (mut first, mut last) = (None, submitted);
+                    while let Some(event) = stream.blocking_next() {
+                        match event {
+                            GenerateEvent::Token(_) => {
+                                last = Instant::now();
+                                first.get_or_insert(last);
+                            }
+                            GenerateEvent::Failed(message) => return Err(message),
+                            _ => {}
+                        }
+                    }
+                    first.map(|first| (first, last)).ok_or_else(|| "no token came".to_owned())
+                })
+            })
+            .collect();
+        for thread in threads {
+            let (first, last) = thread.join().map_err(|_| failed("a reader panicked".into()))?.map_err(failed)?;
+            times.first.push(first);
+            times.last.push(last);
+        }
+        Ok(times)
+    }
+}
+
+/// When things happened in one run.
+struct Times {
+    submitted: Instant,
+    first: Vec<Instant>,
+    last: Vec<Instant>,
+}
+
+impl Times {
+    fn last_first(&self) -> Instant {
+        self.first.iter().max().copied().unwrap_or(self.submitted)
+    }
+
+    /// All prompts, until the last stream has its first token.
+    fn prefill_tok_s(&self, shape: Shape) -> f64 {
+        f64::from(shape.prompt * shape.concurrency) / (self.last_first() - self.submitted).as_secs_f64()
+    }
+
+    /// Tokens after each stream's first, from the first of them to the last.
+    fn decode_tok_s(&self, shape: Shape) -> f64 {
+        let start = self.first.iter().min().copied().unwrap_or(self.submitted);
+        let end = self.last.iter().max().copied().unwrap_or(start);
+        f64::from((shape.decode - 1) * shape.concurrency) / (end - start).as_secs_f64().max(1e-9)
+    }
+
+    /// Median over the streams.
+    fn ttft(&self) -> Duration {
+        let mut waits: Vec<_> = self.first.iter().map(|first| *first - self.submitted).collect();
+        waits.sort_unstable();
+        waits.get(waits.len() / 2).copied().unwrap_or_default()
+    }
+}

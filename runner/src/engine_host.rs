@@ -1,0 +1,236 @@
+//! Where the runner meets the engine: a model's files become a served model.
+
+use crate::embedded;
+use crate::errors::CliError;
+use crate::host::memory::available;
+use crate::memory_fit::MemoryNeed;
+use crate::model::ModelSource;
+use atlas_engine::backend::cpu::ActivationDtype;
+use atlas_engine::explain::{explain, this_machine};
+use atlas_engine::model::{LoadOptions, Model};
+use atlas_engine::session::Session;
+use atlas_engine::text::chat_template::ChatTemplate;
+use atlas_engine::text::parser::{ReasoningFormat, ToolFormat};
+use atlas_engine::text::tokenizer::Tokenizer;
+use atlas_engine::weights::ModelFiles;
+use atlas_engine::worker::{self, EngineOptions};
+use atlas_kernels::KvDtype;
+use atlas_schemas::serve_options::{
+    self as options, Device, KvCacheDtype, KvDtype as KvOption, ReasoningParser, ServeOptions, ToolCallParser,
+};
+use atlas_server::ServedModel;
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+/// Largest small file (tokenizer, template, configuration) that is read whole.
+const MAX_FILE: u64 = 256 << 20;
+/// While weights are read, progress is logged this often.
+const PROGRESS: Duration = Duration::from_secs(2);
+/// A context shorter than this is of no use.
+const LEAST_CONTEXT: usize = 16;
+
+/// Loads the model and starts its engine. Blocks for as long as loading takes.
+pub(crate) fn start(model: &ModelSource, options: &ServeOptions) -> Result<ServedModel, CliError> {
+    let files = files(model)?;
+    // What is cheap to refuse is refused before weights are read.
+    let (tokenizer, template) = text(&files, options)?;
+    let (tools, reasoning) = formats(template.as_ref().map_or("", |(source, _)| source), options)?;
+    let template = template.map(|(_, template)| template);
+    let sized = size(&files, options)?;
+    let mut shown = Instant::now();
+    let loaded = Model::load(&files, &sized.load, |read, total| {
+        if shown.elapsed() >= PROGRESS {
+            tracing::info!(percent = read * 100 / total.max(1), "reading weights");
+            shown = Instant::now();
+        }
+    })?;
+    loaded.spec.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    let limits = EngineOptions {
+        max_queue: options.max_queue as usize,
+        max_step_tokens: match options.max_prefill_tokens {
+            0 => loaded.context,
+            tokens => tokens as usize,
+        },
+        max_sequences: sized.load.sequences,
+    };
+    let engine = worker::start(loaded, limits)
+        .map_err(|error| CliError::Failed(format!("the engine's thread cannot be started: {error}")))?;
+    Ok(ServedModel::new(engine, tokenizer, template, tools, reasoning))
+}
+
+/// The checkpoint's `generation_config.json`, if it has one.
+pub(crate) fn generation_config(model: &ModelSource) -> Result<Option<Value>, CliError> {
+    let name = "generation_config.json";
+    let files = files(model)?;
+    let Some(bytes) = files.read(name, MAX_FILE)? else { return Ok(None) };
+    let value = serde_json::from_slice(&bytes);
+    value.map(Some).map_err(|error| CliError::Failed(format!("{}: {error}", files.display(name))))
+}
+
+/// What serving the model takes at least: its weights, and the caches of one sequence at full context length.
+pub(crate) fn memory_need(model: &ModelSource, options: &ServeOptions) -> Result<MemoryNeed, CliError> {
+    Ok(size(&files(model)?, options)?.need)
+}
+
+/// Generates with the embedded model and compares with its known tokens. Returns what was done.
+pub(crate) fn self_test() -> Result<String, CliError> {
+    let known = embedded::KNOWN_TOKENS;
+    let load = LoadOptions { context: Some(embedded::KNOWN_PROMPT.len() + known.len()), ..LoadOptions::default() };
+    let mut model = Model::load(&embedded::files(), &load, |_, _| {})?;
+    let tokens = Session::new(&mut model)?.greedy(embedded::KNOWN_PROMPT, known.len(), usize::MAX)?;
+    match tokens.iter().zip(known).position(|(token, known)| token != known) {
+        None => Ok(format!("generated the {} known tokens of the embedded model", known.len())),
+        Some(at) => Err(CliError::Failed(format!(
+            "token {at} of the embedded model is {} where {} is known: this machine does not compute right",
+            tokens[at], known[at]
+        ))),
+    }
+}
+
+/// A model's files by the name that a user gives it: see [`crate::model::locate`].
+pub(crate) fn open(model: &str) -> Result<ModelFiles, CliError> {
+    files(&crate::model::locate(model, None)?)
+}
+
+fn files(model: &ModelSource) -> Result<ModelFiles, CliError> {
+    match model {
+        ModelSource::Embedded => Ok(embedded::files()),
+        ModelSource::Folder(folder) => Ok(ModelFiles::folder(folder)?),
+    }
+}
+
+type Template = (String, ChatTemplate);
+
+fn text(files: &ModelFiles, options: &ServeOptions) -> Result<(Tokenizer, Option<Template>), CliError> {
+    let missing = || CliError::Failed(format!("{} is missing", files.display("tokenizer.json")));
+    let tokenizer_json = files.read("tokenizer.json", MAX_FILE)?.ok_or_else(missing)?;
+    let config = files.read("tokenizer_config.json", MAX_FILE)?;
+    let tokenizer = Tokenizer::from_bytes(&tokenizer_json, config.as_deref())?;
+    let source = match &options.chat_template {
+        Some(path) => Some(std::fs::read_to_string(path).map_err(|error| CliError::Usage(format!("{path}: {error}")))?),
+        None => match files.read("chat_template.jinja", MAX_FILE)? {
+            Some(bytes) => Some(
+                String::from_utf8(bytes)
+                    .map_err(|_| CliError::Failed(format!("{} is not UTF-8", files.display("chat_template.jinja"))))?,
+            ),
+            None => tokenizer.chat_template(),
+        },
+    };
+    let Some(source) = source else { return Ok((tokenizer, None)) };
+    let template = ChatTemplate::new(&source, tokenizer.bos_token(), tokenizer.eos_token())?;
+    Ok((tokenizer, Some((source, template))))
+}
+
+/// How the model writes tool calls and reasoning: as told, else as its template shows it.
+fn formats(template: &str, options: &ServeOptions) -> Result<(ToolFormat, ReasoningFormat), CliError> {
+    let tools = match options.tool_call_parser {
+        ToolCallParser::None => ToolFormat::None,
+        ToolCallParser::Hermes => ToolFormat::Hermes,
+        // A template that shows calls as JSON in these tags; other syntaxes use them too, with other content.
+        ToolCallParser::Auto if template.contains("<tool_call>") && !template.contains("<function=") => {
+            ToolFormat::Hermes
+        }
+        ToolCallParser::Auto => ToolFormat::None,
+        other => return Err(unsupported("tool_call_parser", other)),
+    };
+    let reasoning = match options.reasoning_parser {
+        ReasoningParser::None => ReasoningFormat::None,
+        ReasoningParser::Think => ReasoningFormat::ThinkTags,
+        ReasoningParser::Auto if template.contains("<think>") => ReasoningFormat::ThinkTags,
+        ReasoningParser::Auto => ReasoningFormat::None,
+        other => return Err(unsupported("reasoning_parser", other)),
+    };
+    Ok((tools, reasoning))
+}
+
+fn unsupported(option: &str, value: impl std::fmt::Display) -> CliError {
+    CliError::Refused(format!("{option}: `{value}` is not supported by this build"))
+}
+
+/// How the model is loaded, and what that needs.
+struct Sized {
+    load: LoadOptions,
+    need: MemoryNeed,
+}
+
+/// Fits context and caches into the memory that may be used. Where it does not fit, the need says so.
+fn size(files: &ModelFiles, options: &ServeOptions) -> Result<Sized, CliError> {
+    let mut load = load_options(options)?;
+    let explained = explain(files, &load, this_machine())?;
+    let (total, sequences) = (explained.total, load.sequences as u64);
+    let kv_all = total.kv_bytes_per_token.saturating_mul(explained.context as u64).saturating_mul(sequences);
+    // Recurrent state of every sequence, and the buffers of a step.
+    let state = explained.memory_bytes.saturating_sub(total.weight_bytes).saturating_sub(kv_all);
+    let usable = available().map_or(0.0, |memory| memory.bytes as f64 * options.gpu_memory_utilization) as u64;
+    let rest = usable.saturating_sub(total.weight_bytes).saturating_sub(state);
+    let affordable = rest.checked_div(total.kv_bytes_per_token).map_or(usize::MAX, |tokens| tokens as usize);
+    let context = match load.context {
+        Some(context) => context,
+        // By default the model's own context, as far as memory allows.
+        None => explained.context.min(affordable.max(LEAST_CONTEXT)),
+    };
+    load.context = Some(context);
+    load.kv_tokens = Some(context.saturating_mul(load.sequences).min(affordable).max(context));
+    let need = MemoryNeed {
+        weight_bytes: total.weight_bytes,
+        kv_bytes: total.kv_bytes_per_token.saturating_mul(context as u64),
+        state_bytes: state,
+        context: context as u64,
+    };
+    Ok(Sized { load, need })
+}
+
+/// The engine's options, without regard to memory. What this build does not have is refused by name.
+fn load_options(options: &ServeOptions) -> Result<LoadOptions, CliError> {
+    let plain = LoadOptions::default();
+    if options.device == Device::Cuda {
+        return Err(unsupported("device", options.device));
+    }
+    Ok(LoadOptions {
+        threads: options.threads.map_or(plain.threads, |threads| threads as usize),
+        activations: match options.activation_dtype {
+            options::ActivationDtype::Auto => plain.activations,
+            options::ActivationDtype::F32 => ActivationDtype::F32,
+            options::ActivationDtype::Bf16 => ActivationDtype::Bf16,
+            other => return Err(unsupported("activation_dtype", other)),
+        },
+        kv_dtype: match options.kv_cache_dtype {
+            KvCacheDtype { keys: KvOption::Auto, .. } => plain.kv_dtype,
+            KvCacheDtype { keys: KvOption::F32, values: KvOption::F32 } => KvDtype::F32,
+            KvCacheDtype { keys: KvOption::Bf16, values: KvOption::Bf16 } => KvDtype::Bf16,
+            other => return Err(unsupported("kv_cache_dtype", other)),
+        },
+        sequences: options.max_num_seqs.min(options.max_batch_size) as usize,
+        context: options.max_seq_len.map(|tokens| tokens as usize),
+        ..plain
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_tells_how_calls_are_written() {
+        let plain = ServeOptions::default();
+        let hermes = "… <tool_call>\n{\"name\": <think>";
+        assert_eq!(formats(hermes, &plain).unwrap(), (ToolFormat::Hermes, ReasoningFormat::ThinkTags));
+        assert_eq!(formats("<tool_call><function=f>", &plain).unwrap(), (ToolFormat::None, ReasoningFormat::None));
+        let none =
+            ServeOptions { tool_call_parser: ToolCallParser::None, reasoning_parser: ReasoningParser::None, ..plain };
+        assert_eq!(formats(hermes, &none).unwrap(), (ToolFormat::None, ReasoningFormat::None));
+        let other = ServeOptions { tool_call_parser: ToolCallParser::Mistral, ..ServeOptions::default() };
+        assert_eq!(formats(hermes, &other).unwrap_err().exit_code(), 4);
+    }
+
+    #[test]
+    fn what_this_build_lacks_is_refused_by_name() {
+        let refusal = |options: ServeOptions| load_options(&options).unwrap_err().to_string();
+        let plain = ServeOptions::default;
+        assert!(refusal(ServeOptions { device: Device::Cuda, ..plain() }).starts_with("device: `cuda`"));
+        let kv = KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Nvfp4 };
+        assert!(refusal(ServeOptions { kv_cache_dtype: kv, ..plain() }).contains("`fp8:nvfp4`"));
+        assert!(refusal(ServeOptions { activation_dtype: options::ActivationDtype::Fp4, ..plain() }).contains("`fp4`"));
+        assert!(load_options(&plain()).is_ok());
+    }
+}

@@ -1,0 +1,5 @@
+//! The `atlas` binary as its users meet it: the embedded model, evaluations, clients.
+
+mod clients;
+mod evaluations;
+mod server;

@@ -1,0 +1,6 @@
+//! The engine against its oracles.
+
+mod goldens;
+mod numerics;
+mod support;
+mod weights;

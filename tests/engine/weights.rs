@@ -1,0 +1,197 @@
+//! Damaged checkpoints: every fault is an error that names the file and the tensor or field.
+
+use atlas_engine::model::{LoadOptions, Model};
+use atlas_engine::weights::ModelFiles;
+use serde_json::{Value, json};
+use std::path::Path;
+use tempfile::TempDir;
+
+fn copy(case: &str) -> TempDir {
+    let target = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors", "hf_quant_config.json"] {
+        let source = crate::support::folder(case).join(name);
+        if source.exists() {
+            std::fs::copy(source, target.path().join(name)).unwrap();
+        }
+    }
+    target
+}
+
+fn load_error(folder: &Path) -> String {
+    let files = ModelFiles::folder(folder).unwrap();
+    match Model::load(&files, &LoadOptions { context: Some(64), ..LoadOptions::default() }, |_, _| {}) {
+        Ok(_) => panic!("the damaged checkpoint was loaded"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Rewrites the header of the single weight file, keeping the data.
+fn edit_header(folder: &Path, edit: impl FnOnce(&mut serde_json::Map<String, Value>)) {
+    let path = folder.join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Map<String, Value> = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    edit(&mut header);
+    let text = serde_json::to_vec(&header).unwrap();
+    let mut out = (text.len() as u64).to_le_bytes().to_vec();
+    out.extend(text);
+    out.extend(&bytes[8 + length..]);
+    std::fs::write(path, out).unwrap();
+}
+
+fn edit_config(folder: &Path, edit: impl FnOnce(&mut Value)) {
+    let path = folder.join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    edit(&mut config);
+    std::fs::write(path, serde_json::to_vec(&config).unwrap()).unwrap();
+}
+
+#[track_caller]
+fn assert_names(error: &str, words: &[&str]) {
+    for word in words {
+        assert!(error.contains(word), "`{word}` is not in: {error}");
+    }
+}
+
+#[test]
+fn truncation_anywhere_is_an_error() {
+    let folder = copy("llama");
+    let path = folder.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    for len in [0, 4, 8, 9, 500, bytes.len() / 2, bytes.len() - 1] {
+        std::fs::write(&path, &bytes[..len]).unwrap();
+        assert_names(&load_error(folder.path()), &["model.safetensors", "truncated"]);
+    }
+    let mut longer = bytes;
+    longer.push(0);
+    std::fs::write(&path, longer).unwrap();
+    assert_names(&load_error(folder.path()), &["model.safetensors", "1 bytes after"]);
+}
+
+#[test]
+fn missing_unused_and_misshapen_tensors_are_named() {
+    let folder = copy("qwen3");
+    edit_header(folder.path(), |header| {
+        let tensor = header.remove("model.layers.1.mlp.up_proj.weight").unwrap();
+        header.insert("model.layers.1.mlp.side_proj.weight".into(), tensor);
+    });
+    assert_names(&load_error(folder.path()), &["model.safetensors", "model.layers.1.mlp.up_proj.weight", "missing"]);
+
+    let folder = copy("qwen3");
+    edit_config(folder.path(), |config| {
+        config["num_hidden_layers"] = json!(3);
+        config["layer_types"] = Value::Null;
+    });
+    assert_names(&load_error(folder.path()), &["model.safetensors", "model.layers.3.", "not used"]);
+
+    let folder = copy("qwen3");
+    edit_config(folder.path(), |config| config["intermediate_size"] = json!(64));
+    assert_names(&load_error(folder.path()), &["model.safetensors", "gate_proj", "shape", "128", "64"]);
+}
+
+#[test]
+fn wrong_dtypes_are_named() {
+    let folder = copy("llama");
+    edit_header(folder.path(), |header| {
+        header["model.norm.weight"]["dtype"] = json!("I16");
+    });
+    assert_names(&load_error(folder.path()), &["model.safetensors", "model.norm.weight", "I16"]);
+
+    let folder = copy("llama_nvfp4_modelopt");
+    edit_header(folder.path(), |header| {
+        header["model.layers.0.mlp.up_proj.weight_scale"]["dtype"] = json!("U8");
+    });
+    assert_names(&load_error(folder.path()), &["up_proj.weight_scale", "U8", "F8_E4M3"]);
+}
+
+#[test]
+fn hostile_headers_are_refused() {
+    let folder = copy("llama");
+    let path = folder.path().join("model.safetensors");
+    let good = std::fs::read(&path).unwrap();
+    let write = |header: &[u8]| {
+        let mut out = (header.len() as u64).to_le_bytes().to_vec();
+        out.extend(header);
+        out.extend([0; 64]);
+        std::fs::write(&path, out).unwrap();
+    };
+    let overflow = format!(r#"{{"a":{{"dtype":"F32","shape":[{0},{0}],"data_offsets":[0,64]}}}}"#, u64::MAX / 2);
+    for header in [
+        r#"{"a":{"dtype":"F32","shape":[1048576],"data_offsets":[0,4194304]}}"#.as_bytes(),
+        overflow.as_bytes(),
+        br#"{"a":{"dtype":"F32","shape":[16],"data_offsets":[0,64]},"b":{"dtype":"F32","shape":[8],"data_offsets":[32,64]}}"#,
+        br#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[64,48]}}"#,
+        b"not json",
+        b"",
+    ] {
+        write(header);
+        assert_names(&load_error(folder.path()), &["model.safetensors"]);
+    }
+    let mut huge = u64::MAX.to_le_bytes().to_vec();
+    huge.extend(&good[8..]);
+    std::fs::write(&path, huge).unwrap();
+    assert_names(&load_error(folder.path()), &["model.safetensors", "header"]);
+}
+
+#[test]
+fn sharded_checkpoints_load_and_bad_indexes_are_named() {
+    let folder = copy("llama");
+    let whole = std::fs::read(folder.path().join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&whole).unwrap();
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    for (index, (name, view)) in file.iter().enumerate() {
+        if index % 2 == 0 { first.push((name.to_owned(), view)) } else { second.push((name.to_owned(), view)) }
+    }
+    let mut map = serde_json::Map::new();
+    for (shard, part) in [("model-00001-of-00002.safetensors", &first), ("model-00002-of-00002.safetensors", &second)] {
+        std::fs::write(folder.path().join(shard), safetensors::serialize(part.clone(), None).unwrap()).unwrap();
+        part.iter().for_each(|(name, _)| drop(map.insert(name.clone(), json!(shard))));
+    }
+    std::fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    let index = folder.path().join("model.safetensors.index.json");
+    std::fs::write(&index, json!({ "weight_map": map }).to_string()).unwrap();
+    let files = ModelFiles::folder(folder.path()).unwrap();
+    Model::load(&files, &LoadOptions { context: Some(64), ..LoadOptions::default() }, |_, _| {}).unwrap();
+
+    let mut elsewhere = map.clone();
+    elsewhere["model.norm.weight"] = json!("../secret.safetensors");
+    std::fs::write(&index, json!({ "weight_map": elsewhere }).to_string()).unwrap();
+    assert_names(&load_error(folder.path()), &["index.json", "model.norm.weight", "plain file"]);
+
+    std::fs::write(&index, json!({ "weight_map": map }).to_string()).unwrap();
+    std::fs::remove_file(folder.path().join("model-00002-of-00002.safetensors")).unwrap();
+    assert_names(&load_error(folder.path()), &["model-00002-of-00002.safetensors", "no such file"]);
+}
+
+#[test]
+fn configurations_that_change_the_mathematics_are_refused_by_name() {
+    let edits: [(&str, &str, Value, &str); 9] = [
+        ("llama", "hidden_act", json!("gelu"), "hidden_act"),
+        ("llama", "rope_scaling", json!({"rope_type": "dynamic", "factor": 2.0}), "rope_type"),
+        ("llama", "final_logit_softcapping", json!(30.0), "final_logit_softcapping"),
+        ("llama", "num_key_value_heads", json!(4), "num_key_value_heads"),
+        ("llama", "hidden_size", json!(-1), "hidden_size"),
+        ("llama", "vocab_size", json!("many"), "vocab_size"),
+        ("llama", "model_type", json!("mamba"), "model_type"),
+        ("qwen3_5", "attn_output_gate", json!(false), "attn_output_gate"),
+        ("qwen3", "layer_types", json!(["full_attention"]), "layer_types"),
+    ];
+    for (case, key, value, word) in edits {
+        let folder = copy(case);
+        edit_config(folder.path(), |config| config[key] = value);
+        assert_names(&load_error(folder.path()), &["config.json", word]);
+    }
+}
+
+#[test]
+fn unknown_fields_are_visible_and_absent_draft_heads_too() {
+    let folder = copy("qwen3_5");
+    edit_config(folder.path(), |config| {
+        config["sparkle"] = json!(3);
+        config["mtp_num_hidden_layers"] = json!(1);
+    });
+    let files = ModelFiles::folder(folder.path()).unwrap();
+    let model = Model::load(&files, &LoadOptions { context: Some(64), ..LoadOptions::default() }, |_, _| {}).unwrap();
+    assert!(model.spec.warnings.iter().any(|warning| warning.contains("sparkle")), "{:?}", model.spec.warnings);
+    assert!(model.spec.warnings.iter().any(|warning| warning.contains("mtp")), "{:?}", model.spec.warnings);
+}
