@@ -165,7 +165,7 @@ async fn connection(
     let ended = tokio::select! {
         ended = poll_fn(|context| serving.poll_without_shutdown(context)) => ended,
         () = told_to_close(&mut closing) => {
-            Pin::new(&mut serving).graceful_shutdown();
+            std::pin::Pin::new(&mut serving).graceful_shutdown();
             poll_fn(|context| serving.poll_without_shutdown(context)).await
         }
     };
