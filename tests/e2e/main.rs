@@ -2,4 +2,5 @@
 
 mod clients;
 mod evaluations;
+mod gates;
 mod server;
