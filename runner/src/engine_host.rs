@@ -167,7 +167,7 @@ fn size(files: &ModelFiles, options: &ServeOptions) -> Result<Sized, CliError> {
     let context = match load.context {
         Some(context) => context,
         // By default the model's own context, as far as memory allows.
-        None => explained.context.min(affordable.max(LEAST_CONTEXT)),
+        None => (explained.context as usize).min(affordable.max(LEAST_CONTEXT)),
     };
     load.context = Some(context);
     load.kv_tokens = Some(context.saturating_mul(load.sequences).min(affordable).max(context));

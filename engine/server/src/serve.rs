@@ -10,7 +10,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -166,7 +165,7 @@ async fn connection(
     let ended = tokio::select! {
         ended = poll_fn(|context| serving.poll_without_shutdown(context)) => ended,
         () = told_to_close(&mut closing) => {
-            Pin::new(&mut serving).graceful_shutdown();
+            std::pin::Pin::new(&mut serving).graceful_shutdown();
             poll_fn(|context| serving.poll_without_shutdown(context)).await
         }
     };

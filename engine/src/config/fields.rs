@@ -251,8 +251,6 @@ impl<'a> Fields<'a> {
 }
 
 fn is_neutral(value: &Value, neutral: &str) -> bool {
-    match value.as_f64() {
-        Some(number) => neutral.parse() == Ok(number),
-        None => value.to_string() == neutral,
-    }
+    let neutral: Value = serde_json::from_str(neutral).unwrap_or_default();
+    *value == neutral || value.as_f64().is_some_and(|number| neutral.as_f64() == Some(number))
 }

@@ -4,7 +4,7 @@ use super::gate_changed;
 use crate::errors::CliError;
 use crate::interrupt::{Interrupt, block_on};
 use crate::output::{GlobalArgs, print_json, write_file, write_stdout};
-use crate::target::{Target, YARDSTICK, binary_sha256, measured};
+use crate::target::{Ready, Target, YARDSTICK, binary_sha256, measured};
 use atlas_gates::progress::Progress;
 use atlas_gates::record::{self, GateRun, ProbeSource};
 use atlas_gates::{baseline, compare, report, suites};
@@ -110,22 +110,30 @@ pub(super) async fn measure(
     progress: &Progress,
 ) -> Result<GateRecord, CliError> {
     progress.line(&format!("starting {target}"));
-    measured(target, interrupt, async |ready| {
-        let started_here = ready.model.is_some();
-        let run = GateRun {
-            name,
-            class,
-            model: None,
-            recipe_hash: ready.recipe_hash.clone(),
-            weights_hash: ready.weights_hash()?,
-            binary_sha256: if started_here { binary_sha256() } else { None },
-            version: if started_here { env!("CARGO_PKG_VERSION").to_owned() } else { "unknown".to_owned() },
-            work: ready.work()?,
-            probe: ProbeSource::Measure(YARDSTICK),
-        };
-        record::measure(ready.client, &run, suites, progress).await.map_err(failed)
-    })
-    .await
+    measured(target, interrupt, async |ready| measure_ready(ready, name, class, suites, progress).await).await
+}
+
+/// Measures `suites` on what is ready already.
+pub(super) async fn measure_ready(
+    ready: Ready,
+    name: String,
+    class: HardwareClass,
+    suites: &[GateSuite],
+    progress: &Progress,
+) -> Result<GateRecord, CliError> {
+    let started_here = ready.model.is_some();
+    let run = GateRun {
+        name,
+        class,
+        model: None,
+        recipe_hash: ready.recipe_hash.clone(),
+        weights_hash: ready.weights_hash()?,
+        binary_sha256: if started_here { binary_sha256() } else { None },
+        version: if started_here { env!("CARGO_PKG_VERSION").to_owned() } else { "unknown".to_owned() },
+        work: ready.work()?,
+        probe: ProbeSource::Measure(YARDSTICK),
+    };
+    record::measure(ready.client, &run, suites, progress).await.map_err(failed)
 }
 
 fn summary(record: &GateRecord) -> String {

@@ -1,16 +1,25 @@
 //! `atlas run`: from a recipe's name to a running, tested model.
 
+use super::gate::{judge, load_suites, measure_ready, outcome};
 use crate::errors::CliError;
 use crate::host::identity::HostArgs;
 use crate::interrupt::{Interrupt, block_on};
-use crate::job::store::JobStore;
+use crate::job::launch::LaunchedJob;
+use crate::job::store::{JobStore, short_name};
 use crate::output::{GlobalArgs, print_json, write_stdout};
 use crate::progress::Progress;
-use crate::recipe::{Override, OverrideError, ResolveError, resolve};
+use crate::recipe::{Override, OverrideError, ResolveError, ResolvedRecipe, resolve};
 use crate::run::bring_up::{bring_up, follow, summary, summary_json};
 use crate::run::plan::{RunPlan, RunRequest};
+use crate::target::Ready;
+use atlas_gates::report;
+use atlas_schemas::gate::GateSuite;
+use atlas_schemas::hardware::HardwareClass;
 use atlas_schemas::yaml::render;
 use clap::Args;
+
+/// This build computes on the CPU.
+const CLASS: HardwareClass = HardwareClass::Cpu;
 
 /// Run a model from a recipe.
 ///
@@ -35,10 +44,10 @@ pub(crate) struct RunArgs {
     /// Show what would be done, and touch nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Measure the recipe's gates once it is ready.
+    /// Measure the recipe's gates once it is ready, and stop it again unless they pass.
     #[arg(long)]
     gate: bool,
-    /// Allow the recipe to run the commands that it contains.
+    /// Trust the recipe. What needs trust, commands in a recipe, this build refuses in any case.
     #[arg(long)]
     trust: bool,
 }
@@ -50,21 +59,28 @@ impl RunArgs {
             // Before anything else: from here on a signal is an orderly end at every stage.
             let interrupt = Interrupt::install()?;
             let hosts = self.hosts.resolve()?;
-            let plan = RunPlan::make(self.request()?, hosts)?;
+            let found = self.find()?;
+            let gates = if self.gate { Some(gate_suites(&found)?) } else { None };
+            let plan = RunPlan::make(self.request(found)?, hosts)?;
             interrupt.check()?;
             if self.dry_run {
                 return show(&plan, global);
             }
             plan.require()?;
-            self.launch(plan, &interrupt, global).await
+            self.launch(plan, gates, &interrupt, global).await
         })
     }
 
-    fn request(&self) -> Result<RunRequest, CliError> {
-        let found = resolve(&self.recipe).map_err(|error| match error {
+    fn find(&self) -> Result<ResolvedRecipe, CliError> {
+        resolve(&self.recipe).map_err(|error| match error {
             ResolveError::NotFound(message) => CliError::Usage(message),
-            invalid @ ResolveError::Invalid { .. } => CliError::Refused(invalid.to_string()),
-        })?;
+            invalid @ ResolveError::Invalid { .. } => {
+                CliError::Refused(format!("{} is not a valid recipe\n{invalid}", self.recipe))
+            }
+        })
+    }
+
+    fn request(&self, found: ResolvedRecipe) -> Result<RunRequest, CliError> {
         let usage = |error: OverrideError| CliError::Usage(error.to_string());
         let mut overrides =
             self.sets.iter().map(|set| Override::parse(set).map_err(usage)).collect::<Result<Vec<_>, _>>()?;
@@ -90,14 +106,27 @@ impl RunArgs {
         })
     }
 
-    async fn launch(&self, plan: RunPlan, interrupt: &Interrupt, global: &GlobalArgs) -> Result<(), CliError> {
+    async fn launch(
+        &self,
+        plan: RunPlan,
+        gates: Option<Vec<GateSuite>>,
+        interrupt: &Interrupt,
+        global: &GlobalArgs,
+    ) -> Result<(), CliError> {
         // Whatever this process and its children create is for its owner alone.
         rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
         let store = JobStore::create().map_err(|error| CliError::Refused(error.to_string()))?;
         store.prune();
         let progress = Progress::new(global.quiet);
-        let job = bring_up(plan.into_launch(), &store, interrupt, &progress).await?;
-        if let Err(error) = interrupt.check() {
+        let model_path = plan.model_path.clone();
+        let mut job = bring_up(plan.into_launch(), &store, interrupt, &progress).await?;
+        let checked = match gates {
+            Some(suites) => {
+                interrupt.or(pass_gates(&mut job, model_path, &suites, global)).await.and_then(|result| result)
+            }
+            None => interrupt.check(),
+        };
+        if let Err(error) = checked {
             job.abort(&error, &store, interrupt).await?;
             return Err(error);
         }
@@ -115,6 +144,36 @@ impl RunArgs {
         announce();
         follow(job, interrupt, global.quiet).await
     }
+}
+
+/// The suites that the recipe names for machines like this one.
+fn gate_suites(found: &ResolvedRecipe) -> Result<Vec<GateSuite>, CliError> {
+    let none = |what: &str| CliError::Refused(format!("--gate: {} {what}", found.reference));
+    let gates = found.recipe.gates.as_ref().ok_or_else(|| none("names no gates"))?;
+    if !gates.classes.contains(&CLASS) {
+        return Err(none(&format!("has no gates for machines of class `{CLASS}`")));
+    }
+    load_suites(&gates.suites)
+}
+
+/// Measures the suites on the job, keeps the record with the job, shows the judgement on stderr; anything but a pass
+/// is an error.
+async fn pass_gates(
+    job: &mut LaunchedJob,
+    model: Option<String>,
+    suites: &[GateSuite],
+    global: &GlobalArgs,
+) -> Result<(), CliError> {
+    let client = job.gate_client()?;
+    let ready = Ready { client, model, recipe_hash: job.record.recipe_hash.clone() };
+    let name = short_name(&job.record.recipe).to_owned();
+    let progress = atlas_gates::progress::Progress::new(!global.quiet);
+    let record = job.alive_during(measure_ready(ready, name, CLASS, suites, &progress)).await?;
+    job.dir().write_gate_record(&record)?;
+    let only = suites.iter().map(|suite| suite.name.clone()).collect();
+    let judged = judge(&record, None, Some(&only))?;
+    eprint!("{}", report::markdown(&judged, None));
+    outcome(judged.verdict)
 }
 
 /// A plan that would be refused is shown too, and ends with the refusal's exit code.

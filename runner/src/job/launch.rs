@@ -131,6 +131,12 @@ impl LaunchedJob {
         Endpoint::new(&self.url(), self.api_key.clone())
     }
 
+    /// The server, as the gates ask it.
+    pub(crate) fn gate_client(&self) -> Result<atlas_gates::client::Client, CliError> {
+        let key = self.api_key.as_ref().map(|key| key.expose().to_owned());
+        atlas_gates::client::Client::new(&self.url(), key).map_err(|error| CliError::Failed(error.to_string()))
+    }
+
     /// Waits until the port is bound and the server answers that it is ready, or has died.
     pub(crate) async fn wait_ready(&mut self, progress: &Progress) -> Result<(), CliError> {
         match self.events.next_line().await.ok().flatten().map(|line| serde_json::from_str(&line)) {

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 const RECORD: &str = "job.json";
 const EXIT: &str = "exit.json";
 const LOG: &str = "log";
+const GATE: &str = "gate.json";
 const LAUNCHER: &str = "launcher.json";
 /// Largest record that is read.
 const MAX_RECORD: u64 = 1 << 20;
@@ -234,6 +235,11 @@ impl JobDir {
     /// Writes down who launches the job.
     pub(crate) fn write_launcher(&self, launcher: &ProcessId) -> Result<(), CliError> {
         self.write_json(LAUNCHER, launcher)
+    }
+
+    /// Keeps what the gates measured on the job.
+    pub(crate) fn write_gate_record(&self, record: &atlas_schemas::gate::GateRecord) -> Result<(), CliError> {
+        self.write_json(GATE, record)
     }
 
     /// Creates the log.

@@ -37,6 +37,9 @@ fn a_detached_job_lives_until_it_is_stopped() {
     let home = Home::new();
     let (code, stdout, stderr) = home.outcome(&["run", "@atlas/tiny", "--port", "0", "--detach", "--json"]);
     assert_eq!(code, 0, "{stderr}");
+    // What is printed is what the committed schemas promise.
+    let _: atlas_schemas::outputs::RunSummary = serde_json::from_str(&stdout).unwrap();
+    let _: Vec<atlas_schemas::outputs::JobStatus> = serde_json::from_value(jobs(&home).into()).unwrap();
     let summary: Value = serde_json::from_str(&stdout).unwrap();
     let (id, url) = (summary["job"].as_str().unwrap(), summary["url"].as_str().unwrap());
     let port = u16::try_from(summary["port"].as_u64().unwrap()).unwrap();
@@ -254,4 +257,35 @@ fn a_chat_keeps_its_history_and_answers_line_by_line() {
     let (code, _, stderr) = home.outcome_with_input(&["chat"], &format!("{}\n", "word ".repeat(20_000)));
     assert_eq!((code, stderr.contains("400")), (1, true), "{stderr}");
     assert_eq!(home.outcome(&["stop", "--all"]).0, 0);
+}
+
+#[test]
+fn the_doctor_finds_a_machine_that_can_run_the_embedded_model() {
+    let home = Home::new();
+    let (code, stdout, stderr) = home.outcome(&["doctor", "--json"]);
+    let report: atlas_schemas::outputs::DoctorReport = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, report.ok), (0, true), "{stdout}{stderr}");
+    let names: Vec<&str> = report.checks.iter().map(|check| check.name.as_str()).collect();
+    for name in [
+        "cpu",
+        "cores",
+        "memory",
+        "disk",
+        "gpu",
+        "open files",
+        "port",
+        "state",
+        "cache",
+        "environment",
+        "clock",
+        "engine",
+    ] {
+        assert!(names.contains(&name), "{name}");
+    }
+    assert!(home.listing().is_empty());
+    // A state directory that others could write to would stop a run.
+    std::fs::create_dir(home.state()).unwrap();
+    std::fs::set_permissions(home.state(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let (code, stdout, _) = home.outcome(&["doctor"]);
+    assert_eq!((code, stdout.contains("FAIL  state")), (1, true), "{stdout}");
 }

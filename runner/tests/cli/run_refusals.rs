@@ -86,7 +86,7 @@ fn other_hosts_unknown_clusters_and_impossible_topologies_are_refused() {
     assert_eq!(tiny(&["--hosts-file", hosts.to_str().unwrap()]).0, 0);
     assert_eq!(tiny(&["--hosts-file", "/no/such/file"]).0, 2);
 
-    let file = recipe(&home, "min_nodes: 2\n");
+    let file = recipe(&home, "min_nodes: 2\ndefaults: {tp_size: 2}\n");
     let (code, _, stderr) = home.outcome(&["run", &file, "--port", "0"]);
     assert_eq!((code, stderr.contains("at least 2 hosts, 1 host given")), (4, true), "{stderr}");
 }

@@ -1,5 +1,4 @@
 //! What the end-to-end tests share: the binary with a state directory of its own, and job records made by hand.
-#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 use serde_json::{Value, json};
 use std::io::{Read, Write};
