@@ -4,4 +4,5 @@
 
 mod clients;
 mod evaluations;
+mod gates;
 mod server;
