@@ -22,12 +22,14 @@ pub struct BenchPlan {
     pub runs: u32,
 }
 
-/// Measures `plan`. `about` says what was measured; its rows are filled in.
+/// Measures `plan`. `about` says what was measured; its rows are filled in. `bandwidth`, in bytes a second, is that of
+/// the machine that serves, if it is known.
 pub async fn run(
     client: Client,
     plan: &BenchPlan,
     about: BenchRecord,
     work: TokenWork,
+    bandwidth: Option<f64>,
     progress: &Progress,
 ) -> Result<BenchRecord, SuiteError> {
     let endpoint = Endpoint::new(client, None).await?;
@@ -38,16 +40,19 @@ pub async fn run(
             for concurrency in &plan.concurrency {
                 progress.line(&format!("prompt {prompt_tokens}, decode {decode_tokens}, concurrency {concurrency}"));
                 let raw = repeat(&endpoint, *prompt_tokens, *decode_tokens, *concurrency, plan.runs).await?;
+                let decode_tok_s = median(&raw.decode_tok_s);
+                // Requests that decode together read the weights once for all of them.
+                let bound = weight_bytes_per_token.zip(bandwidth).map(|(bytes, bandwidth)| bandwidth / bytes as f64);
                 rows.push(BenchRow {
                     prompt_tokens: *prompt_tokens,
                     decode_tokens: *decode_tokens,
                     concurrency: *concurrency,
                     runs: plan.runs,
                     prefill_tok_s: median(&raw.prefill_tok_s),
-                    decode_tok_s: median(&raw.decode_tok_s),
+                    decode_tok_s,
                     ttft_ms: median(&raw.ttft_ms),
                     weight_bytes_per_token,
-                    decode_roofline_fraction: None,
+                    decode_roofline_fraction: bound.map(|bound| decode_tok_s / (bound * f64::from(*concurrency))),
                     raw,
                 });
             }

@@ -50,7 +50,7 @@ mod tests {
         #[test]
         fn pieces_make_the_text(text in "[a-c \n\té,]{0,200}", max in 4usize..50) {
             let pieces = pieces(&text, max);
-            prop_assert_eq!(pieces.concat(), text);
+            prop_assert_eq!(&pieces.concat(), &text);
             prop_assert!(pieces.iter().all(|piece| !piece.is_empty() && piece.len() <= max));
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::client::Client;
 use crate::endpoint::Endpoint;
+use crate::probe::Yardstick;
 use crate::progress::Progress;
 use crate::suites::{self, SuiteError};
 use crate::{data, probe, provenance};
@@ -30,8 +31,17 @@ pub struct GateRun {
     pub version: String,
     /// What a token costs; the model's card is asked for what is absent.
     pub work: TokenWork,
-    /// The machine's limits, if the caller has measured them; else they are measured here.
-    pub probe: Option<MachineProbe>,
+    /// The machine's limits.
+    pub probe: ProbeSource,
+}
+
+/// Where the machine's limits come from.
+#[derive(Debug, Clone)]
+pub enum ProbeSource {
+    /// They are measured when the run begins, while the endpoint is idle.
+    Measure(Yardstick),
+    /// The caller knows them.
+    Given(MachineProbe),
 }
 
 /// What a token costs the machine, as far as it is known.
@@ -45,8 +55,7 @@ pub struct TokenWork {
     pub flops_per_token: Option<u64>,
 }
 
-/// Measures `suites` on a ready endpoint. The machine is probed first, while the endpoint is idle; it must be this
-/// machine for roofline fractions to mean anything.
+/// Measures `suites` on a ready endpoint. For roofline fractions to mean anything it must run on this machine.
 pub async fn measure(
     client: Client,
     run: &GateRun,
@@ -60,8 +69,8 @@ pub async fn measure(
     card.weight_bytes_per_token = run.work.weight_bytes_per_token.or(card.weight_bytes_per_token);
     card.flops_per_token = run.work.flops_per_token.or(card.flops_per_token);
     let probe = match &run.probe {
-        Some(probe) => Some(probe.clone()),
-        None => probe_machine(&endpoint, progress).await,
+        ProbeSource::Given(probe) => Some(probe.clone()),
+        ProbeSource::Measure(yardstick) => probe_machine(&endpoint, *yardstick, progress).await,
     };
     let mut results = BTreeMap::new();
     for suite in suites {
@@ -100,9 +109,9 @@ pub async fn measure(
 }
 
 /// Probes with the model's weight bytes; without them a roofline has no meaning.
-async fn probe_machine(endpoint: &Endpoint, progress: &Progress) -> Option<MachineProbe> {
+async fn probe_machine(endpoint: &Endpoint, yardstick: Yardstick, progress: &Progress) -> Option<MachineProbe> {
     let bytes = endpoint.card.weight_bytes.or(endpoint.card.weight_bytes_per_token)?;
-    let probe = tokio::task::spawn_blocking(move || probe::measure(bytes)).await.ok()?;
+    let probe = tokio::task::spawn_blocking(move || probe::measure(bytes, &yardstick)).await.ok()?;
     progress.line(&format!(
         "machine: {:.1} GB/s over {:.1} MB, {:.1} Gflop/s",
         probe.read_bytes_per_s.median / 1e9,

@@ -7,7 +7,7 @@ mod support;
 
 use atlas_gates::client::Client;
 use atlas_gates::progress::Progress;
-use atlas_gates::record::{GateRun, TokenWork, measure};
+use atlas_gates::record::{GateRun, ProbeSource, TokenWork, measure};
 use atlas_gates::suites::{self, SuiteError};
 use atlas_gates::{baseline, bench, compare, eval, stats};
 use atlas_schemas::gate::{
@@ -45,7 +45,7 @@ async fn record(script: Script, suite: &GateSuite) -> Result<GateRecord, SuiteEr
         name,
         class,
         version,
-        probe: Some(probe),
+        probe: ProbeSource::Given(probe),
         model: None,
         recipe_hash: None,
         weights_hash: None,
@@ -203,13 +203,18 @@ async fn bench_measures_every_combination() {
     let plan = bench::BenchPlan { prompt: vec![4, 9], decode: vec![1, 5], concurrency: vec![1, 3], runs: 2 };
     let client = Client::new(&format!("{}/v1/", server.url), None).unwrap();
     let work = TokenWork::default();
-    let record = bench::run(client, &plan, bench::about("t", "0"), work, &Progress::new(false)).await.unwrap();
+    let bandwidth = Some(f64::from(1 << 20) * 1e6);
+    let record =
+        bench::run(client, &plan, bench::about("t", "0"), work, bandwidth, &Progress::new(false)).await.unwrap();
     assert_eq!(record.rows.len(), 8);
     for row in &record.rows {
         assert_eq!(row.raw.ttft_ms.len(), 2);
         assert!(row.prefill_tok_s > 0.0 && row.ttft_ms > 0.0);
         assert_eq!(row.decode_tok_s > 0.0, row.decode_tokens > 1);
         assert_eq!(row.weight_bytes_per_token, Some(1 << 20));
+        // The bound is a million tokens a second for each stream.
+        let fraction = row.decode_tok_s / (1e6 * f64::from(row.concurrency));
+        assert!((row.decode_roofline_fraction.unwrap() - fraction).abs() < 1e-12);
     }
 }
 

@@ -8,6 +8,7 @@ use atlas_engine::model::LoadOptions;
 use atlas_engine::weights::ModelFiles;
 use atlas_gates::client::Client;
 use atlas_gates::launch::{Launched, Launcher, ProcessLauncher};
+use atlas_gates::probe::Yardstick;
 use atlas_gates::provenance;
 use atlas_gates::record::TokenWork;
 use serde_json::Value;
@@ -108,6 +109,10 @@ fn hash_file(path: &Path) -> Result<(String, String), CliError> {
         provenance::sha256_file(path).map_err(|error| CliError::Failed(format!("{}: {error}", path.display())))?;
     Ok((path.file_name().unwrap_or_default().to_string_lossy().into_owned(), hash))
 }
+
+/// The kernels' own vector code as the machine's yardstick.
+pub(crate) const YARDSTICK: Yardstick =
+    Yardstick { method: "kernels-1", read: atlas_kernels::probe_read, compute: atlas_kernels::probe_fma };
 
 /// sha256 of this executable, which is also the one that serves what is started here.
 pub(crate) fn binary_sha256() -> Option<String> {

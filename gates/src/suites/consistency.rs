@@ -55,7 +55,7 @@ pub(super) async fn run(
                     details.push(format!("prompt {index}, batch {batch}, {how}: {difference}"));
                 }
             }
-            progress.step(&format!("consistency (batches of {batch})"), comparisons, usize::MAX);
+            progress.step("consistency (in company)", comparisons, requests.len() * (1 + measure.batches.len()));
         }
     }
     details.truncate(MAX_DETAILS);

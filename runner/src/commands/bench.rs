@@ -4,7 +4,7 @@ use crate::bench_synthetic::{Shape, Synthetic};
 use crate::errors::CliError;
 use crate::interrupt::{Interrupt, block_on};
 use crate::output::{GlobalArgs, print_json, write_stdout};
-use crate::target::{Target, binary_sha256, measured};
+use crate::target::{Target, YARDSTICK, binary_sha256, measured};
 use atlas_engine::config::WeightFormat;
 use atlas_gates::bench::{self, BenchPlan};
 use atlas_gates::probe;
@@ -85,7 +85,7 @@ impl BenchArgs {
             Weights::Nvfp4 => WeightFormat::Nvfp4,
         });
         let model = Synthetic::read(config, format, self.threads.map(usize::from))?;
-        let bandwidth = probe::measure(model.bytes_per_token).read_bytes_per_s.median;
+        let bandwidth = probe::measure(model.bytes_per_token, &YARDSTICK).read_bytes_per_s.median;
         progress.line(&format!("reads {:.2} GB/s at {} a token", bandwidth / 1e9, HumanBytes(model.bytes_per_token)));
         let mut record = bench::about(&format!("synthetic {}", config.display()), env!("CARGO_PKG_VERSION"));
         for prompt in self.prompt.iter().copied() {
@@ -115,7 +115,9 @@ impl BenchArgs {
                 about.recipe_hash = ready.recipe_hash.clone();
                 about.engine_hash = ready.model.as_ref().and_then(|_| binary_sha256());
                 let work = ready.work()?;
-                let record = bench::run(ready.client, &plan, about, work, &progress).await;
+                let probed = work.weight_bytes.map(|bytes| probe::measure(bytes, &YARDSTICK));
+                let bandwidth = probed.map(|probe| probe.read_bytes_per_s.median);
+                let record = bench::run(ready.client, &plan, about, work, bandwidth, &progress).await;
                 record.map_err(|error| CliError::Failed(error.to_string()))
             })
             .await

@@ -4,9 +4,9 @@ use super::gate_changed;
 use crate::errors::CliError;
 use crate::interrupt::{Interrupt, block_on};
 use crate::output::{GlobalArgs, print_json, write_file, write_stdout};
-use crate::target::{Ready, Target, binary_sha256, measured};
+use crate::target::{Ready, Target, YARDSTICK, binary_sha256, measured};
 use atlas_gates::progress::Progress;
-use atlas_gates::record::{self, GateRun};
+use atlas_gates::record::{self, GateRun, ProbeSource};
 use atlas_gates::{baseline, compare, report, suites};
 use atlas_schemas::gate::{GateBaseline, GateRecord, GateReport, GateSuite, Verdict};
 use atlas_schemas::hardware::HardwareClass;
@@ -131,7 +131,7 @@ pub(super) async fn measure_ready(
         binary_sha256: if started_here { binary_sha256() } else { None },
         version: if started_here { env!("CARGO_PKG_VERSION").to_owned() } else { "unknown".to_owned() },
         work: ready.work()?,
-        probe: None,
+        probe: ProbeSource::Measure(YARDSTICK),
     };
     record::measure(ready.client, &run, suites, progress).await.map_err(failed)
 }
