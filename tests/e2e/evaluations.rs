@@ -82,6 +82,7 @@ fn bad_input_is_refused_with_its_name_and_leaves_nothing() {
         assert!(message.contains(word), "{text}: {message}");
         assert!(!out.exists());
     }
+    std::fs::write(&tokens, "[1]").unwrap();
     let output = atlas(&["eval", "logits", "/nowhere", "--tokens", &tokens_shown, "--out", &out_shown]);
     assert_ne!(output.status.code(), Some(0));
     assert!(String::from_utf8_lossy(&output.stderr).contains("/nowhere"));

@@ -1,5 +1,7 @@
 //! The engine against its oracles.
 
+#![expect(clippy::unwrap_used, reason = "what is unexpected fails the test")]
+
 mod goldens;
 mod numerics;
 mod support;

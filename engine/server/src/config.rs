@@ -83,7 +83,8 @@ pub struct Limits {
     pub keep_alive: Duration,
     /// After the signal to stop, running generations may take so long.
     pub shutdown_grace: Duration,
-    /// With running requests but no step for so long, the engine counts as lost.
+    /// With running requests but no step for so long, the engine counts as lost. One step of a large model on a CPU may
+    /// take minutes; on a GPU, seconds are enough.
     pub stall_timeout: Duration,
 }
 
@@ -171,7 +172,7 @@ impl Default for Limits {
             max_output_units: 8 << 20,
             keep_alive: Duration::from_secs(10),
             shutdown_grace: Duration::from_secs(30),
-            stall_timeout: Duration::from_secs(120),
+            stall_timeout: Duration::from_secs(600),
         }
     }
 }

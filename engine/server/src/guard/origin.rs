@@ -42,7 +42,7 @@ impl OriginPolicy {
         if named.all(|authority| self.host_is_welcome(authority)) {
             return Ok(host);
         }
-        refuse("this server listens on loopback only and does not answer to that host name; see --allowed-hosts")
+        refuse("this server listens on loopback only; call it localhost, 127.0.0.1 or [::1]")
     }
 
     fn host_is_welcome(&self, authority: &Authority) -> bool {
@@ -81,7 +81,7 @@ pub(crate) async fn check_origin(
         if matches!(*request.method(), Method::GET | Method::HEAD) {
             return Ok(next.run(request).await); // Without CORS headers the browser keeps the answer from the page.
         }
-        let message = "pages of this origin may not use this server; see --allowed-origins";
+        let message = "web pages of this origin may not use this server";
         return Err(ApiError::forbidden("origin_not_allowed", message));
     }
     let preflight =
