@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Baselines that travel with the binary: class, name, text.
-const BUILT_IN: [(&str, &str, &str); 0] = [];
+const BUILT_IN: [(&str, &str, &str); 1] = [("cpu", "tiny", include_str!("../baselines/cpu/tiny.json"))];
 
 /// Folder of the repository's baselines.
 pub const FOLDER: &str = "gates/baselines";
@@ -131,6 +131,23 @@ fn bless_suite(suite: &GateSuite, result: &SuiteResult, problems: &mut Vec<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn built_in_baselines_are_found_and_keep_the_suites_of_this_build() {
+        for (class, name, text) in BUILT_IN {
+            let baseline = find(None, Path::new("/nonexistent"), class.parse().unwrap(), name).unwrap().unwrap();
+            assert_eq!((baseline.class.as_str(), baseline.name.as_str()), (class, name));
+            assert_eq!(parse(text, name).unwrap(), baseline);
+            for (suite, promised) in &baseline.suites {
+                let defined = crate::suites::load(suite).unwrap();
+                assert_eq!(promised.suite_hash, crate::suites::hash(&defined).unwrap(), "{suite}: bless {name} again");
+                for (metric, rule) in &defined.metrics {
+                    assert_eq!(promised.metrics[metric].rule, *rule, "{metric}: bless {name} again");
+                }
+            }
+        }
+        assert!(find(None, Path::new("/nonexistent"), HardwareClass::Cpu, "other").unwrap().is_none());
+    }
 
     #[test]
     fn paths_stay_in_the_folder() {

@@ -12,8 +12,8 @@ use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What the endpoint does wrong.
@@ -42,7 +42,6 @@ pub(crate) struct Script {
 struct Shared {
     script: Script,
     answers: HashMap<String, Value>,
-    words: Mutex<HashMap<String, u32>>,
     running: AtomicUsize,
     served: AtomicUsize,
 }
@@ -60,13 +59,7 @@ impl Scripted {
                 answers.insert(json!(case.messages).to_string() + &json!(case.tools).to_string(), case.expected);
             }
         }
-        let shared = Arc::new(Shared {
-            script,
-            answers,
-            words: Mutex::default(),
-            running: AtomicUsize::new(0),
-            served: AtomicUsize::new(0),
-        });
+        let shared = Arc::new(Shared { script, answers, running: AtomicUsize::new(0), served: AtomicUsize::new(0) });
         let app = Router::new()
             .route("/health/ready", get(|| async { "ok" }))
             .route("/v1/models", get(models))
@@ -92,18 +85,21 @@ async fn models(State(shared): State<Arc<Shared>>) -> Json<Value> {
 }
 
 /// Markers are one token each; so is every other word.
-async fn tokenize(State(shared): State<Arc<Shared>>, Json(body): Json<Value>) -> Json<Value> {
+async fn tokenize(Json(body): Json<Value>) -> Json<Value> {
     let mut text = body["prompt"].as_str().unwrap().to_owned();
     for marker in ["<|endoftext|>", "<|im_start|>assistant\n", "<|im_end|>"] {
         text = text.replace(marker, &format!(" {} ", marker.trim_end()));
     }
-    let mut words = shared.words.lock().unwrap();
-    let mut id = |word: &str| {
-        let next = words.len() as u32;
-        *words.entry(word.to_owned()).or_insert(next)
-    };
-    let tokens: Vec<u32> = text.split_whitespace().map(&mut id).collect();
+    let tokens: Vec<u64> = text.split_whitespace().map(word_id).collect();
     Json(json!({ "count": tokens.len(), "tokens": tokens }))
+}
+
+/// A token id that depends on the word alone (FNV-1a).
+fn word_id(word: &str) -> u64 {
+    let hash = word
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    hash % 1_000_003
 }
 
 /// Counts a request as running for as long as it lives.
