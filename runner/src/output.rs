@@ -45,6 +45,12 @@ pub(crate) fn write_stdout(text: &str) {
     }
 }
 
+/// Prints one JSON document on one line to stdout, for outputs of several.
+pub(crate) fn print_json_line(value: &impl Serialize) {
+    let text = serde_json::to_string(value).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"));
+    write_stdout(&(text + "\n"));
+}
+
 /// Prints one JSON document to stdout.
 pub(crate) fn print_json(value: &impl Serialize) {
     let text = serde_json::to_string_pretty(value).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"));

@@ -8,6 +8,7 @@ use serde_json::Value;
 pub fn all() -> Vec<(&'static str, Value)> {
     let schemas = [
         ("bench-record", schema_for!(bench::BenchRecord)),
+        ("chat-turn", schema_for!(outputs::ChatTurn)),
         ("doctor-report", schema_for!(outputs::DoctorReport)),
         ("eval-record", schema_for!(eval::EvalRecord)),
         ("explain-report", schema_for!(outputs::ExplainReport)),
@@ -19,7 +20,9 @@ pub fn all() -> Vec<(&'static str, Value)> {
         ("host-facts", schema_for!(hardware::HostFacts)),
         ("hosts", schema_for!(hosts::Hosts)),
         ("job-record", schema_for!(job::JobRecord)),
+        ("listening-event", schema_for!(outputs::ListeningEvent)),
         ("lock", schema_for!(lock::Lock)),
+        ("log-tail", schema_for!(outputs::LogTail)),
         ("perplexity-record", schema_for!(eval::PerplexityRecord)),
         ("recipe", schema_for!(recipe::Recipe)),
         ("recipe-list", schema_for!(outputs::RecipeList)),
@@ -29,6 +32,7 @@ pub fn all() -> Vec<(&'static str, Value)> {
         ("run-summary", schema_for!(outputs::RunSummary)),
         ("serve-options", schema_for!(serve_options::ServeOptions)),
         ("status-report", schema_for!(Vec<outputs::JobStatus>)),
+        ("stop-report", schema_for!(Vec<outputs::StopOutcome>)),
         ("user-registries", schema_for!(registry::UserRegistries)),
         ("validation-report", schema_for!(outputs::ValidationReport)),
     ];

@@ -140,6 +140,70 @@ pub enum JobCondition {
     Stopped,
 }
 
+/// One element of `atlas stop --json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StopOutcome {
+    /// Id of the job.
+    pub job: String,
+    /// Recipe as it was named.
+    pub recipe: String,
+    /// Whether it is gone; verified.
+    pub stopped: bool,
+    /// How it ended, or why it did not.
+    pub detail: String,
+}
+
+/// `atlas logs --json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LogTail {
+    /// Id of the job.
+    pub job: String,
+    /// Log file.
+    pub log: String,
+    /// Its last lines.
+    pub lines: Vec<String>,
+}
+
+/// What `atlas serve --json` prints, on one line, once requests are answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ListeningEvent {
+    /// `listening`.
+    pub event: String,
+    /// URL of the API.
+    pub url: String,
+    /// Address that was bound.
+    pub host: String,
+    /// Port that was bound; the real one where a free one was asked for.
+    pub port: u16,
+    /// Name of the model in the API.
+    pub model: String,
+}
+
+/// What `atlas chat --json` prints, on one line, for every turn.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChatTurn {
+    /// What was said to the model.
+    pub prompt: String,
+    /// Its answer.
+    pub content: String,
+    /// Its reasoning; empty if there was none.
+    pub reasoning_content: String,
+    /// Its tool calls, as the API has them.
+    pub tool_calls: Vec<Value>,
+    /// Why the answer ended; `null` if it was broken off.
+    pub finish_reason: Option<String>,
+    /// Token counts, as the API has them; `null` if the server sent none.
+    pub usage: Option<Value>,
+    /// Milliseconds from the request to the first piece of the answer.
+    pub ttft_ms: Option<f64>,
+    /// Tokens a second after the first piece.
+    pub decode_tok_s: Option<f64>,
+}
+
 /// `atlas explain --json`: what a model costs, before anything is loaded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ExplainReport {

@@ -2,7 +2,8 @@
 
 use crate::errors::CliError;
 use crate::http::Endpoint;
-use crate::output::write_stdout;
+use crate::output::{print_json_line, write_stdout};
+use atlas_schemas::outputs::ChatTurn as TurnReport;
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -150,7 +151,7 @@ impl ChatTurn {
     /// Ends the printed answer: tool calls as cards, then the statistics on stderr.
     pub(super) fn finish(&self, screen: &Screen, prompt: &str) {
         if screen.json {
-            write_stdout(&format!("{}\n", self.report(prompt)));
+            print_json_line(&self.report(prompt));
             return;
         }
         if !self.content.is_empty() && !self.content.ends_with('\n') {
@@ -169,27 +170,27 @@ impl ChatTurn {
     pub(super) fn message(&self) -> Value {
         let mut message = json!({ "role": "assistant", "content": self.content });
         if !self.calls.is_empty() {
-            message["tool_calls"] = self.calls_json();
+            message["tool_calls"] = self.calls_json().into();
         }
         message
     }
 
-    fn calls_json(&self) -> Value {
+    fn calls_json(&self) -> Vec<Value> {
         let call = |call: &Call| json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": call.arguments } });
         self.calls.iter().map(call).collect()
     }
 
-    fn report(&self, prompt: &str) -> Value {
-        json!({
-            "prompt": prompt,
-            "content": self.content,
-            "reasoning_content": self.reasoning,
-            "tool_calls": self.calls_json(),
-            "finish_reason": self.finish_reason,
-            "usage": self.usage,
-            "ttft_ms": self.ttft().map(|seconds| seconds * 1000.0),
-            "decode_tok_s": self.speed(),
-        })
+    fn report(&self, prompt: &str) -> TurnReport {
+        TurnReport {
+            prompt: prompt.to_owned(),
+            content: self.content.clone(),
+            reasoning_content: self.reasoning.clone(),
+            tool_calls: self.calls_json(),
+            finish_reason: self.finish_reason.clone(),
+            usage: self.usage.clone(),
+            ttft_ms: self.ttft().map(|seconds| seconds * 1000.0),
+            decode_tok_s: self.speed(),
+        }
     }
 
     fn completion_tokens(&self) -> u64 {
@@ -258,8 +259,8 @@ mod tests {
         assert_eq!(message["tool_calls"][0]["function"]["arguments"], "{\"a\":1}");
         assert_eq!(message["tool_calls"].as_array().unwrap().len(), 1);
         let report = turn.report("hi");
-        assert_eq!(report["reasoning_content"], "hm");
-        assert!(report["ttft_ms"].as_f64().is_some());
+        assert_eq!(report.reasoning_content, "hm");
+        assert!(report.ttft_ms.is_some());
     }
 
     #[test]

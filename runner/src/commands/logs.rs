@@ -7,6 +7,7 @@ use crate::job::process::ProcessId;
 use crate::job::record::server_process;
 use crate::job::store::{JobStore, unknown_job};
 use crate::output::{GlobalArgs, print_json, write_stdout};
+use atlas_schemas::outputs::LogTail;
 use clap::Args;
 use std::time::Duration;
 
@@ -40,8 +41,8 @@ impl LogsArgs {
         let text =
             tail(&mut file, self.tail).map_err(|error| CliError::Failed(format!("the log cannot be read: {error}")))?;
         if global.json && !self.follow {
-            let lines: Vec<&str> = text.lines().collect();
-            print_json(&serde_json::json!({ "job": record.id, "log": job.log_path(), "lines": lines }));
+            let lines = text.lines().map(str::to_owned).collect();
+            print_json(&LogTail { job: record.id, log: job.log_path().display().to_string(), lines });
             return Ok(());
         }
         write_stdout(&text);

@@ -1,6 +1,6 @@
 //! `atlas run`: from a recipe's name to a running, tested model.
 
-use super::gate::{judge, load_suites, measure_ready, outcome};
+use super::gate::{judge, load_suites, measure_ready};
 use crate::errors::CliError;
 use crate::host::identity::HostArgs;
 use crate::interrupt::{Interrupt, block_on};
@@ -13,7 +13,7 @@ use crate::run::bring_up::{bring_up, follow, summary, summary_json};
 use crate::run::plan::{RunPlan, RunRequest};
 use crate::target::Ready;
 use atlas_gates::report;
-use atlas_schemas::gate::GateSuite;
+use atlas_schemas::gate::{GateSuite, Verdict};
 use atlas_schemas::hardware::HardwareClass;
 use atlas_schemas::yaml::render;
 use clap::Args;
@@ -173,7 +173,12 @@ async fn pass_gates(
     let only = suites.iter().map(|suite| suite.name.clone()).collect();
     let judged = judge(&record, None, Some(&only))?;
     eprint!("{}", report::markdown(&judged, None));
-    outcome(judged.verdict)
+    let end = |words: &str| format!("{words}, so it was stopped; `atlas logs {}` has its log", job.record.id);
+    match judged.verdict {
+        Verdict::Pass => Ok(()),
+        Verdict::Fail => Err(CliError::Failed(end("the job does not keep what its gates promise"))),
+        Verdict::Inconclusive => Err(CliError::Inconclusive(end("its gates could not judge the job"))),
+    }
 }
 
 /// A plan that would be refused is shown too, and ends with the refusal's exit code.

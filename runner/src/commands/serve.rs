@@ -9,8 +9,9 @@ use crate::job::record::url_of;
 use crate::job::store::JobStore;
 use crate::model::locate;
 use crate::option_flags::OptionFlags;
-use crate::output::{GlobalArgs, write_stdout};
+use crate::output::{GlobalArgs, print_json_line, write_stdout};
 use crate::serve_config::server_config;
+use atlas_schemas::outputs::ListeningEvent;
 use atlas_schemas::serve_options::{OptionSet, ServeOptions, find};
 use atlas_server::{AppState, ServerConfig};
 use clap::Args;
@@ -91,10 +92,13 @@ fn announce(url: &str, address: SocketAddr, model: &str, global: &GlobalArgs, la
     match (launched, global.json) {
         (true, _) => tracing::info!(url, model, "listening"),
         (false, true) => {
-            let event = serde_json::json!({
-                "event": "listening", "url": url, "host": address.ip().to_string(), "port": address.port(), "model": model,
+            print_json_line(&ListeningEvent {
+                event: "listening".to_owned(),
+                url: url.to_owned(),
+                host: address.ip().to_string(),
+                port: address.port(),
+                model: model.to_owned(),
             });
-            write_stdout(&format!("{event}\n"));
         }
         (false, false) => write_stdout(&format!("listening on {url}\n")),
     }

@@ -6,6 +6,7 @@ use crate::job::stop::stop;
 use crate::job::store::{JobDir, JobStore, unknown_job};
 use crate::output::{GlobalArgs, print_json, write_stdout};
 use atlas_schemas::job::JobRecord;
+use atlas_schemas::outputs::StopOutcome;
 use clap::Args;
 use std::time::Duration;
 
@@ -42,14 +43,12 @@ impl StopArgs {
                         false => eprintln!("error: {} ({}): {words}", record.id, record.recipe),
                     }
                 }
-                outcomes.push(
-                    serde_json::json!({ "job": record.id, "recipe": record.recipe, "stopped": ok, "detail": words }),
-                );
+                outcomes.push(StopOutcome { job: record.id, recipe: record.recipe, stopped: ok, detail: words });
             }
             if global.json {
                 print_json(&outcomes);
             }
-            if outcomes.iter().all(|outcome| outcome["stopped"] == true) { Ok(()) } else { Err(CliError::Reported) }
+            if outcomes.iter().all(|outcome| outcome.stopped) { Ok(()) } else { Err(CliError::Reported) }
         })
     }
 

@@ -95,9 +95,10 @@ pub(crate) async fn examine(job: &JobDir, record: &JobRecord) -> Condition {
 
 fn dead(job: &JobDir, record: &JobRecord) -> Condition {
     let exit_code = record.ranks.first().and_then(|rank| rank.exit_code);
+    // A launcher that saw the end knows more than the server, which perhaps was only told to go.
     let detail = match (job.exit_note(), &record.reason) {
-        (Some(ExitNote { code, message: Some(message) }), _) => format!("exit code {code}: {message}"),
         (_, Some(reason)) => reason.clone(),
+        (Some(ExitNote { code, message: Some(message) }), _) => format!("exit code {code}: {message}"),
         (Some(ExitNote { code, message: None }), _) => format!("exit code {code}"),
         _ if exit_code.is_some() => format!("exit code {}", exit_code.unwrap_or_default()),
         _ if server_process(record).is_none() => "the launch was cut off before the server started".to_owned(),

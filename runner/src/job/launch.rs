@@ -234,8 +234,17 @@ impl LaunchedJob {
         }
     }
 
+    /// Whether somebody else, `atlas stop`, ended the job or is about to.
+    pub(crate) fn stopped_elsewhere(&self) -> bool {
+        let record = self.job.record().ok().flatten();
+        record.is_some_and(|record| matches!(record.state, JobState::Stopping | JobState::Stopped))
+    }
+
     /// Writes down that the server is gone, and why.
     pub(crate) fn mark_failed(&mut self, why: &CliError) -> Result<(), CliError> {
+        if self.stopped_elsewhere() {
+            return Ok(());
+        }
         self.record.state = JobState::Failed;
         self.record.reason = why.to_string().lines().next().map(str::to_owned);
         self.record.ended_at = Some(now());

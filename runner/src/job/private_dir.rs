@@ -280,7 +280,7 @@ mod tests {
                     let _ = std::fs::remove_file(&victim);
                 }
             });
-            for _ in 0..2_000 {
+            for _ in 0..10_000 {
                 if let Ok(Some(job)) = base.create_dir("job") {
                     let _ = job.create_file("log");
                     let _ = job.replace("job.json", "text");

@@ -7,7 +7,7 @@ use crate::job::log::Follower;
 use crate::job::stop::Stopped;
 use crate::job::store::JobStore;
 use crate::progress::Progress;
-use atlas_schemas::job::{JobRecord, JobState};
+use atlas_schemas::job::JobRecord;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::time::Duration;
@@ -29,6 +29,11 @@ pub(crate) async fn bring_up(
     progress.finish();
     match outcome {
         Ok(()) => Ok(job),
+        Err(_) if job.stopped_elsewhere() => {
+            let error = CliError::Failed("stopped by `atlas stop` before it was ready".to_owned());
+            job.abort(&error, store, interrupt).await?;
+            Err(error)
+        }
         Err(error) => {
             job.abort(&error, store, interrupt).await?;
             Err(error)
@@ -111,7 +116,7 @@ pub(crate) async fn follow(mut job: LaunchedJob, interrupt: &Interrupt, quiet: b
             eprintln!("{}", if how == Stopped::Killed { "killed" } else { "stopped" });
             Err(CliError::Interrupted)
         }
-        Some(_) if stopped_elsewhere(&job) => {
+        Some(_) if job.stopped_elsewhere() => {
             eprintln!("job {} was stopped by `atlas stop`", job.record.id);
             Ok(())
         }
@@ -120,11 +125,6 @@ pub(crate) async fn follow(mut job: LaunchedJob, interrupt: &Interrupt, quiet: b
             Err(death)
         }
     }
-}
-
-fn stopped_elsewhere(job: &LaunchedJob) -> bool {
-    let record = job.dir().record().ok().flatten();
-    record.is_some_and(|record| matches!(record.state, JobState::Stopping | JobState::Stopped))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::support::{Home, Running, eventually, free_port, is_alive, outcome};
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
@@ -288,4 +288,65 @@ fn the_doctor_finds_a_machine_that_can_run_the_embedded_model() {
     std::fs::set_permissions(home.state(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let (code, stdout, _) = home.outcome(&["doctor"]);
     assert_eq!((code, stdout.contains("FAIL  state")), (1, true), "{stdout}");
+}
+
+/// Starts an endless answer (`ignore_eos`) and returns its connection after the first bytes of it.
+fn long_answer(port: u16) -> std::net::TcpStream {
+    let body = r#"{"prompt":"Once","max_tokens":3500,"ignore_eos":true,"stream":true}"#;
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    write!(
+        stream,
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    let mut start = [0; 512];
+    let read = stream.read(&mut start).unwrap();
+    assert!(String::from_utf8_lossy(&start[..read]).starts_with("HTTP/1.1 200"));
+    stream
+}
+
+#[test]
+fn the_first_signal_lets_answers_finish_and_the_second_does_not() {
+    let home = Home::new();
+    let port = free_port();
+    let serve = |port: u16| {
+        let mut child = home.atlas(&["serve", "embedded", "--port", &port.to_string()]);
+        let mut child = child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("listening"), "{line}");
+        Running(child)
+    };
+    let mut server = serve(port);
+    let mut answer = long_answer(port);
+    send_signal(server.id(), "TERM");
+    let mut rest = String::new();
+    answer.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("[DONE]"), "the answer was cut off");
+    assert_eq!(server.wait(LONG).code(), Some(130));
+
+    let mut server = serve(port);
+    let _answer = long_answer(port);
+    send_signal(server.id(), "TERM");
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(is_alive(server.id()), "the first signal must not end it at once");
+    send_signal(server.id(), "TERM");
+    assert_eq!(server.wait(Duration::from_secs(2)).code(), Some(130));
+}
+
+#[test]
+fn a_job_stopped_while_it_is_launched_is_stopped() {
+    let home = Home::new();
+    for _ in 0..3 {
+        let run = home.spawn(&["run", "@atlas/tiny", "--port", "0"]);
+        eventually("the job appears", LONG, || !jobs(&home).is_empty());
+        let (code, _, stderr) = home.outcome(&["stop", "--all"]);
+        assert_eq!(code, 0, "{stderr}");
+        let status = run.finish(LONG).status;
+        // 0: it was ready already; 1: it was not; 130: it was only about to start its server.
+        assert!([Some(0), Some(1), Some(130)].contains(&status.code()), "{status}");
+        assert_eq!(home.processes(), Vec::<u32>::new());
+        assert!(jobs(&home).iter().all(|job| job["condition"] == "stopped"), "{:?}", jobs(&home));
+    }
 }
