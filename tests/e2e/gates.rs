@@ -87,7 +87,7 @@ fn a_gate_is_run_checked_blessed_and_broken() {
     let set = |suites: &mut Value, values| suites["ttft"]["metrics"]["ttft_cold_ms"]["samples"] = samples(values);
     assert_eq!(exit_of(&|_| {}), Some(0));
     assert_eq!(exit_of(&|suites| set(suites, [9.9 * cold, 10.0 * cold, 10.1 * cold])), Some(1), "slower");
-    assert_eq!(exit_of(&|suites| set(suites, [0.5 * cold, 3.0 * cold, 5.5 * cold])), Some(3), "too noisy");
+    assert_eq!(exit_of(&|suites| set(suites, [0.5 * cold, 4.0 * cold, 7.5 * cold])), Some(3), "too noisy");
     let wrong = serde_json::json!({ "values": [1.0], "median": 1.0, "spread": 0.0 });
     let mismatches = |suites: &mut Value| {
         suites["consistency"]["metrics"]["consistency_mismatches"]["samples"] = wrong.clone();
