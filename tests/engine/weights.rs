@@ -195,3 +195,32 @@ fn unknown_fields_are_visible_and_absent_draft_heads_too() {
     assert!(model.spec.warnings.iter().any(|warning| warning.contains("sparkle")), "{:?}", model.spec.warnings);
     assert!(model.spec.warnings.iter().any(|warning| warning.contains("mtp")), "{:?}", model.spec.warnings);
 }
+
+#[test]
+fn a_tied_head_may_be_stored_too_but_only_if_it_is_the_embedding() {
+    let folder = copy("llama");
+    let path = folder.path().join("model.safetensors");
+    let whole = std::fs::read(&path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&whole).unwrap();
+    let files = ModelFiles::folder(folder.path()).unwrap();
+    for (flip, loads) in [(0, true), (1, false)] {
+        let embedding = file.tensor("model.embed_tokens.weight").unwrap();
+        let mut bytes = embedding.data().to_vec();
+        bytes[10] ^= flip;
+        let head = safetensors::tensor::TensorView::new(embedding.dtype(), embedding.shape().to_vec(), &bytes).unwrap();
+        let frequencies = [0u8; 32];
+        let frequencies = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![8], &frequencies).unwrap();
+        let mut tensors: Vec<_> = file.iter().map(|(name, view)| (name.to_owned(), view)).collect();
+        tensors.push(("lm_head.weight".into(), head));
+        tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), frequencies));
+        std::fs::write(&path, safetensors::serialize(tensors, None).unwrap()).unwrap();
+        let options = LoadOptions { context: Some(64), ..LoadOptions::default() };
+        match Model::load(&files, &options, |_, _| {}) {
+            Ok(_) => assert!(loads),
+            Err(error) => {
+                assert!(!loads, "{error}");
+                assert_names(&error.to_string(), &["lm_head.weight", "not used"]);
+            }
+        }
+    }
+}

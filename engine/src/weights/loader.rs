@@ -204,12 +204,29 @@ impl Reader<'_> {
 
     fn reject_unused(&self, spec: &ModelSpec) -> Result<(), EngineError> {
         let skipped = |name: &str| spec.skipped.iter().any(|(prefix, _)| name.starts_with(prefix.as_str()));
-        let unused: Vec<&str> = (self.tensors.iter().map(|(name, _)| name))
-            .filter(|name| !self.used.contains(*name) && !skipped(name))
-            .collect();
+        let mut unused = Vec::new();
+        for (name, info) in self.tensors.iter() {
+            if !self.used.contains(name) && !skipped(name) && !self.is_redundant(spec, name, info)? {
+                unused.push(name);
+            }
+        }
         let Some(first) = unused.first() else { return Ok(()) };
         let more = if unused.len() > 1 { format!(" (and {} more)", unused.len() - 1) } else { String::new() };
         Err(self.error(first, format!("is not used by this {} model{more}; nothing is dropped silently", spec.family)))
+    }
+
+    /// Whether a tensor only repeats what is known: a tied output projection that equals the embedding, or rotary
+    /// frequencies that old exporters stored beside the configuration they follow from.
+    fn is_redundant(&self, spec: &ModelSpec, name: &str, info: &TensorInfo) -> Result<bool, EngineError> {
+        if name.ends_with(".rotary_emb.inv_freq") {
+            return Ok(true);
+        }
+        let embedding = format!("{}.weight", spec.embed);
+        let Some(tied) = self.tensors.get(&embedding).filter(|_| spec.head.tied && name == "lm_head.weight") else {
+            return Ok(false);
+        };
+        let same = tied.dtype == info.dtype && tied.shape == info.shape;
+        Ok(same && self.tensors.read(&embedding, tied)? == self.tensors.read(name, info)?)
     }
 }
 

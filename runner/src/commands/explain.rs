@@ -3,6 +3,8 @@
 use crate::engine_host;
 use crate::errors::CliError;
 use crate::output::{GlobalArgs, print_json, write_stdout};
+use crate::recipe::resolve;
+use crate::target::Target;
 use atlas_engine::explain::{explain, known_hardware, this_machine};
 use atlas_engine::model::LoadOptions;
 use atlas_schemas::outputs::{Cost, ExplainReport};
@@ -13,28 +15,37 @@ use comfy_table::Table;
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
     /// Model folder, `embedded`, or a recipe.
-    model: String,
+    #[arg(value_name = "MODEL|RECIPE")]
+    target: Target,
     /// Machine to compare with.
     #[arg(long, value_parser = ["gb10", "h200", "this"], default_value = "this")]
     hardware: String,
-    /// Context length in tokens; the model's own unless told.
+    /// Context length in tokens; the recipe's or the model's own unless told.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
-    /// Sequences at once.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4096))]
-    sequences: u16,
+    /// Sequences at once; the recipe's or 1 unless told.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    sequences: Option<u16>,
 }
 
 impl ExplainArgs {
     /// Runs the command.
     pub(crate) fn run(self, global: &GlobalArgs) -> Result<(), CliError> {
-        let options = LoadOptions {
-            context: self.context.map(|context| context as usize),
-            sequences: self.sequences.into(),
-            ..LoadOptions::default()
+        let (model, mut options) = match &self.target {
+            Target::Url(url) => {
+                return Err(CliError::Usage(format!("{url} is an endpoint; name a model folder or a recipe")));
+            }
+            Target::Model(model) => (model.clone(), LoadOptions::default()),
+            Target::Recipe(reference) => of_recipe(reference)?,
         };
+        if let Some(context) = self.context {
+            options.context = Some(context as usize);
+        }
+        if let Some(sequences) = self.sequences {
+            options.sequences = sequences.into();
+        }
         let hardware = known_hardware(&self.hardware).unwrap_or_else(this_machine);
-        let explained = explain(&engine_host::open(&self.model)?, &options, hardware)?;
+        let explained = explain(&engine_host::open(&model)?, &options, hardware)?;
         if global.json {
             print_json(&explained);
         } else {
@@ -42,6 +53,19 @@ impl ExplainArgs {
         }
         Ok(())
     }
+}
+
+/// A recipe's model, and how the recipe would load it.
+fn of_recipe(reference: &str) -> Result<(String, LoadOptions), CliError> {
+    let recipe = resolve(reference).map_err(|error| CliError::Usage(error.to_string()))?;
+    let effective = recipe.effective(&[]).map_err(|error| CliError::Usage(error.to_string()))?;
+    let options = effective.set.resolve();
+    let load = LoadOptions {
+        context: options.max_seq_len.map(|tokens| tokens as usize),
+        sequences: options.max_num_seqs.min(options.max_batch_size) as usize,
+        ..LoadOptions::default()
+    };
+    Ok((recipe.recipe.model, load))
 }
 
 fn table(explained: &ExplainReport) -> String {
