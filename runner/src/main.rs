@@ -36,6 +36,11 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
+    std::panic::set_hook(Box::new(|panic| {
+        // The message may quote a prompt or a key; the place is enough for a report.
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        eprintln!("internal error at {place}; please report it");
+    }));
     let cli = match Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
         Err(error) => {

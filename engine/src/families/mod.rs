@@ -1,12 +1,13 @@
 //! One file a family: `config.json` to [`ModelSpec`]. Pure data: no tensors, no device.
 
+mod dense;
 mod llama;
 mod qwen3;
 mod qwen3_5;
 
 use crate::config::fields::Fields;
 use crate::config::quant::Quantization;
-use crate::config::spec::{Body, HeadSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, SublayerSpec};
+use crate::config::spec::{HeadSpec, ModelSpec, NormSpec};
 use crate::errors::EngineError;
 use serde_json::Value;
 
@@ -60,25 +61,6 @@ pub fn read(file: &str, config: &Value, quantization: Quantization) -> Result<Mo
 fn head(tied: bool, prefix: &str, norm: NormSpec) -> HeadSpec {
     let name = if tied { format!("{prefix}embed_tokens") } else { "lm_head".into() };
     HeadSpec { norm, name, tied }
-}
-
-/// The two norms and two bodies of a standard pre-norm decoder layer.
-fn layer(prefix: String, mixer: Body, mlp: MlpSpec, norm: impl Fn(&str) -> NormSpec) -> LayerSpec {
-    let sublayers = vec![
-        SublayerSpec { pre_norm: norm("input_layernorm"), body: mixer },
-        SublayerSpec { pre_norm: norm("post_attention_layernorm"), body: Body::Mlp(mlp) },
-    ];
-    LayerSpec { prefix, sublayers }
-}
-
-/// Query and key/value head counts, checked to divide.
-fn head_counts(fields: &Fields<'_>) -> Result<(usize, usize), EngineError> {
-    let heads = fields.size("num_attention_heads")?;
-    let kv_heads = fields.size_or("num_key_value_heads", heads)?;
-    if !heads.is_multiple_of(kv_heads) {
-        return Err(fields.error("num_key_value_heads", format!("is {kv_heads}, which does not divide {heads} heads")));
-    }
-    Ok((heads, kv_heads))
 }
 
 /// `layer_types`, checked against the layer count and the kinds a family knows.

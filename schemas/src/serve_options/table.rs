@@ -165,7 +165,7 @@ serve_options! {
         /// Tokens in a page of the KV cache.
         block_size: u32 = 16, int(16, 16), [], EFFECTIVE;
         /// Which waiting request is prefilled next.
-        scheduling_policy: SchedulingPolicy = SchedulingPolicy::Slai, choice!(SchedulingPolicy), [], EFFECTIVE;
+        scheduling_policy: SchedulingPolicy = SchedulingPolicy::Slai, choice!(SchedulingPolicy), [], accepted("every step decodes first, then prefills in order of arrival");
         /// Longest wanted time between two tokens of a sequence, in milliseconds.
         tbt_deadline_ms: u32 = 100, int(1, 600_000), [], accepted("every step decodes first");
         /// Prefill prompts of different lengths in one step.
