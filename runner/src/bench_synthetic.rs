@@ -9,6 +9,7 @@ use atlas_engine::sampling::SamplingParams;
 use atlas_engine::worker::{EngineOptions, start};
 use atlas_engine::{blocks, families};
 use atlas_gates::stats::median;
+use atlas_gates::suites::throughput::{Stream, decode_rate};
 use atlas_schemas::bench::{BenchRaw, BenchRow};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -73,7 +74,7 @@ impl Synthetic {
             if run > 0 {
                 raw.prefill_tok_s.push(times.prefill_tok_s(shape));
                 raw.decode_tok_s.push(times.decode_tok_s(shape));
-                raw.ttft_ms.push(times.ttft().as_secs_f64() * 1e3);
+                raw.ttft_ms.push(times.ttft_ms());
             }
         }
         engine.shutdown(Instant::now());
@@ -108,62 +109,54 @@ impl Synthetic {
         };
         let failed = |error: String| CliError::Failed(format!("the engine refused the benchmark: {error}"));
         let streams: Result<Vec<_>, _> = (0..shape.concurrency).map(|stream| engine.submit(request(stream))).collect();
-        let mut times = Times { submitted, first: Vec::new(), last: Vec::new() };
         let threads: Vec<_> = (streams.map_err(|error| failed(error.to_string()))?.into_iter())
             .map(|mut stream| {
                 std::thread::spawn(move || {
-                    let (mut first, mut last) = (None, submitted);
+                    let mut arrivals = Vec::new();
                     while let Some(event) = stream.blocking_next() {
                         match event {
-                            GenerateEvent::Token(_) => {
-                                last = Instant::now();
-                                first.get_or_insert(last);
-                            }
+                            GenerateEvent::Token(_) => arrivals.push(submitted.elapsed()),
                             GenerateEvent::Failed(message) => return Err(message),
                             _ => {}
                         }
                     }
-                    first.map(|first| (first, last)).ok_or_else(|| "no token came".to_owned())
+                    if arrivals.is_empty() { Err("no token came".to_owned()) } else { Ok(arrivals) }
                 })
             })
             .collect();
-        for thread in threads {
-            let (first, last) = thread.join().map_err(|_| failed("a reader panicked".into()))?.map_err(failed)?;
-            times.first.push(first);
-            times.last.push(last);
-        }
-        Ok(times)
+        let arrivals: Result<Vec<_>, _> = (threads.into_iter())
+            .map(|thread| thread.join().map_err(|_| failed("a reader panicked".into()))?.map_err(failed))
+            .collect();
+        Ok(Times { arrivals: arrivals? })
     }
 }
 
-/// When things happened in one run.
+/// When each stream's tokens came in one run, since all were submitted.
 struct Times {
-    submitted: Instant,
-    first: Vec<Instant>,
-    last: Vec<Instant>,
+    arrivals: Vec<Vec<Duration>>,
 }
 
 impl Times {
-    fn last_first(&self) -> Instant {
-        self.first.iter().max().copied().unwrap_or(self.submitted)
+    fn firsts(&self) -> Vec<f64> {
+        self.arrivals.iter().filter_map(|stream| stream.first()).map(Duration::as_secs_f64).collect()
     }
 
     /// All prompts, until the last stream has its first token.
     fn prefill_tok_s(&self, shape: Shape) -> f64 {
-        f64::from(shape.prompt * shape.concurrency) / (self.last_first() - self.submitted).as_secs_f64()
+        f64::from(shape.prompt * shape.concurrency) / self.firsts().into_iter().fold(0.0, f64::max)
     }
 
-    /// Tokens after each stream's first, from the first of them to the last.
+    /// As for a served model.
     fn decode_tok_s(&self, shape: Shape) -> f64 {
-        let start = self.first.iter().min().copied().unwrap_or(self.submitted);
-        let end = self.last.iter().max().copied().unwrap_or(start);
-        f64::from((shape.decode - 1) * shape.concurrency) / (end - start).as_secs_f64().max(1e-9)
+        let end = |arrivals: &Vec<Duration>| arrivals.last().copied().unwrap_or_default();
+        let streams: Vec<Stream<'_>> = (self.arrivals.iter())
+            .map(|arrivals| Stream { arrivals, end: end(arrivals), tokens: shape.decode })
+            .collect();
+        decode_rate(&streams)
     }
 
-    /// Median over the streams.
-    fn ttft(&self) -> Duration {
-        let mut waits: Vec<_> = self.first.iter().map(|first| *first - self.submitted).collect();
-        waits.sort_unstable();
-        waits.get(waits.len() / 2).copied().unwrap_or_default()
+    /// Median over the streams, in milliseconds.
+    fn ttft_ms(&self) -> f64 {
+        1e3 * median(&self.firsts())
     }
 }

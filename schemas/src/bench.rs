@@ -49,7 +49,7 @@ pub struct BenchRow {
     pub runs: u32,
     /// Prompt tokens a second, all streams together.
     pub prefill_tok_s: f64,
-    /// Generated tokens a second after the first, all streams together.
+    /// Generated tokens a second while all streams decode together; 0 when each generates a single token.
     pub decode_tok_s: f64,
     /// Milliseconds from request to first token.
     pub ttft_ms: f64,

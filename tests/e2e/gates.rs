@@ -1,13 +1,18 @@
 //! The embedded model's accuracy through the command line, and the whole life of a gate.
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn atlas(arguments: &[&str]) -> Output {
     // The repository is the place where baselines are looked for.
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    Command::new(env!("CARGO_BIN_EXE_atlas")).current_dir(root).args(arguments).arg("--quiet").output().unwrap()
+    atlas_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), arguments)
+}
+
+fn atlas_in(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_atlas")).current_dir(folder).args(arguments).arg("--quiet").output().unwrap()
 }
 
 fn succeed(arguments: &[&str]) -> Value {
@@ -82,7 +87,7 @@ fn a_gate_is_run_checked_blessed_and_broken() {
     let set = |suites: &mut Value, values| suites["ttft"]["metrics"]["ttft_cold_ms"]["samples"] = samples(values);
     assert_eq!(exit_of(&|_| {}), Some(0));
     assert_eq!(exit_of(&|suites| set(suites, [9.9 * cold, 10.0 * cold, 10.1 * cold])), Some(1), "slower");
-    assert_eq!(exit_of(&|suites| set(suites, [0.5 * cold, 3.0 * cold, 5.5 * cold])), Some(3), "too noisy");
+    assert_eq!(exit_of(&|suites| set(suites, [0.5 * cold, 4.0 * cold, 7.5 * cold])), Some(3), "too noisy");
     let wrong = serde_json::json!({ "values": [1.0], "median": 1.0, "spread": 0.0 });
     let mismatches = |suites: &mut Value| {
         suites["consistency"]["metrics"]["consistency_mismatches"]["samples"] = wrong.clone();
@@ -117,4 +122,63 @@ fn wrong_gate_commands_are_refused_before_anything_starts() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {message}");
         assert!(message.contains(word), "{arguments:?}: {message}");
     }
+}
+
+#[test]
+fn a_change_is_judged_recipe_by_recipe() {
+    let folder = tempfile::tempdir().unwrap();
+    let git = |arguments: &[&str]| {
+        let identity = ["-c", "user.name=t", "-c", "user.email=t@example.invalid"];
+        let output = Command::new("git").current_dir(folder.path()).args(identity).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let recipe = |name: &str, rest: &str| {
+        let text = format!("recipe_version: \"2\"\nmodel: embedded\nruntime: atlas\n{rest}");
+        std::fs::write(folder.path().join("recipes").join(name), text).unwrap();
+    };
+    std::fs::create_dir(folder.path().join("recipes")).unwrap();
+    recipe("old.yaml", "broken: but not changed\n");
+    git(&["init", "-q"]);
+    git(&["add", "-A"]);
+    git(&["commit", "-q", "-m", "start"]);
+    let check = || {
+        let output = atlas_in(folder.path(), &["gate", "check", "--changed", "HEAD", "--json"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (output.status.code(), report)
+    };
+    let (code, report) = check();
+    assert_eq!((code, report["recipes"].as_array().unwrap().len()), (Some(0), 0), "nothing changed");
+
+    // A valid recipe, and one whose promise is measured here and kept: the baseline is the one inside the binary.
+    recipe("plain.yaml", "");
+    recipe("tiny.yaml", "gates:\n  suites: [consistency]\n  classes: [cpu]\n");
+    let (code, report) = check();
+    assert_eq!(code, Some(0), "{report}");
+    assert_eq!(report["recipes"][1]["reports"][0]["rows"].as_array().unwrap().len(), 2);
+
+    // No record on the other class, no baseline, and a mistake: each is told.
+    recipe("tiny.yaml", "gates:\n  suites: [decode]\n  classes: [gb10]\n");
+    recipe("plain.yaml", "modle: x\n");
+    let (code, report) = check();
+    assert_eq!((code, report["verdict"].as_str()), (Some(1), Some("fail")));
+    let problem = |recipe: usize| report["recipes"][recipe]["problems"][0].as_str().unwrap();
+    assert!(problem(0).contains("recipes/plain.yaml:4:1") && problem(0).contains("did you mean `model`"), "{report}");
+    assert!(problem(1).contains("no record below gates/records/gb10"), "{report}");
+}
+
+#[test]
+fn an_interrupted_gate_leaves_no_server() {
+    let mut gate = Command::new(env!("CARGO_BIN_EXE_atlas"))
+        .args(["gate", "run", "embedded", "--suite", "perplexity"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(gate.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with("perplexity:")), "the measurement begins");
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", gate.id())).unwrap();
+    let server: i32 = children.split_whitespace().next().expect("a server runs").parse().unwrap();
+    kill_process(Pid::from_raw(gate.id().cast_signed()).unwrap(), Signal::TERM).unwrap();
+    assert_eq!(gate.wait().unwrap().code(), Some(130));
+    assert!(!Path::new(&format!("/proc/{server}")).exists(), "the server is gone");
 }

@@ -12,8 +12,7 @@ use std::time::Duration;
 pub struct Burst {
     /// Prompt tokens a second, all requests together, until the last of them has its first token.
     pub prefill_tok_s: f64,
-    /// Generated tokens a second after each request's first, all together, from the earliest first token to the end;
-    /// 0 when only one token is generated.
+    /// Generated tokens a second, all requests together, see [`decode_rate`].
     pub decode_tok_s: f64,
     /// Milliseconds to the first token, median over the requests.
     pub ttft_ms: f64,
@@ -58,16 +57,57 @@ fn summarise(replies: &[Reply], prompt_tokens: u32, decode_tokens: u32) -> Resul
         .map(|reply| reply.timing.first().map(|at| at.as_secs_f64()))
         .collect::<Option<_>>()
         .ok_or_else(no_output)?;
-    let count = replies.len() as f64;
-    let (earliest, latest) = firsts.iter().fold((f64::MAX, 0f64), |(low, high), at| (low.min(*at), high.max(*at)));
-    let end = replies.iter().map(|reply| reply.timing.finished).max().unwrap_or(Duration::ZERO).as_secs_f64();
-    let decode_time = end - earliest;
-    let decoded = count * f64::from(decode_tokens.saturating_sub(1));
+    let latest = firsts.iter().copied().fold(0.0, f64::max);
+    let streams: Vec<Stream<'_>> = replies
+        .iter()
+        .map(|reply| Stream { arrivals: &reply.timing.pieces, end: reply.timing.finished, tokens: decode_tokens })
+        .collect();
     Ok(Burst {
-        prefill_tok_s: count * f64::from(prompt_tokens) / latest,
-        decode_tok_s: if decoded > 0.0 { decoded / decode_time } else { 0.0 },
+        prefill_tok_s: replies.len() as f64 * f64::from(prompt_tokens) / latest,
+        decode_tok_s: decode_rate(&streams),
         ttft_ms: 1e3 * crate::stats::median(&firsts),
     })
+}
+
+/// When one request's output came.
+#[derive(Debug, Clone, Copy)]
+pub struct Stream<'a> {
+    /// Arrival of each piece of output since the start, in order; usually a token each.
+    pub arrivals: &'a [Duration],
+    /// Arrival of the end.
+    pub end: Duration,
+    /// Tokens in all.
+    pub tokens: u32,
+}
+
+impl Stream<'_> {
+    /// Tokens after the first that came after `from` and until `to`, if every piece holds as many.
+    fn tokens_between(&self, from: Duration, to: Duration) -> f64 {
+        let later = self.arrivals.get(1..).unwrap_or_default();
+        let inside = later.iter().filter(|at| from < **at && **at <= to).count();
+        f64::from(self.tokens.saturating_sub(1)) * inside as f64 / later.len().max(1) as f64
+    }
+}
+
+/// Generated tokens a second while all requests decode together: from the moment when the last of them has its first
+/// token to the end of the first that ends, so that other requests' prefill does not count. Where they never decode all
+/// together, from the earliest first token to the latest end. 0 when each generates a single token.
+pub fn decode_rate(streams: &[Stream<'_>]) -> f64 {
+    let first = |stream: &Stream<'_>| stream.arrivals.first().copied().unwrap_or(stream.end);
+    let together = (streams.iter().map(first).max(), streams.iter().map(|stream| stream.end).min());
+    let ever = (streams.iter().map(first).min(), streams.iter().map(|stream| stream.end).max());
+    for (from, to) in [together, ever].into_iter().filter_map(|(from, to)| from.zip(to)) {
+        let tokens: f64 = streams.iter().map(|stream| stream.tokens_between(from, to)).sum();
+        // One token of each is no rate: its time is that of the step before it.
+        if to > from && tokens >= 2.0 * streams.len() as f64 {
+            return tokens / (to - from).as_secs_f64();
+        }
+    }
+    let tokens: f64 = streams.iter().map(|stream| f64::from(stream.tokens.saturating_sub(1))).sum();
+    match ever {
+        (Some(from), Some(to)) if to > from => tokens / (to - from).as_secs_f64(),
+        _ => 0.0,
+    }
 }
 
 /// `decode_tok_s_cN`.
@@ -110,4 +150,44 @@ pub(super) async fn ttft(endpoint: &Endpoint, measure: &TtftMeasure) -> Result<V
         measured.push(Measurement { metric: metric.into(), value: first, work: None });
     }
     Ok(measured)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn millis(times: &[u64]) -> Vec<Duration> {
+        times.iter().copied().map(Duration::from_millis).collect()
+    }
+
+    fn rate(streams: &[(&[u64], u32)]) -> f64 {
+        let arrivals: Vec<Vec<Duration>> = streams.iter().map(|(times, _)| millis(times)).collect();
+        let streams: Vec<Stream<'_>> = arrivals
+            .iter()
+            .zip(streams)
+            .map(|(arrivals, (_, tokens))| Stream { arrivals, end: arrivals[arrivals.len() - 1], tokens: *tokens })
+            .collect();
+        decode_rate(&streams)
+    }
+
+    #[test]
+    fn one_stream_counts_from_its_first_token() {
+        assert_eq!(rate(&[(&[500, 510, 520, 530], 4)]), 100.0);
+        assert_eq!(rate(&[(&[500, 520, 530], 7)]), 200.0, "pieces of two tokens");
+        assert_eq!(rate(&[(&[500], 1)]), 0.0);
+        assert_eq!(rate(&[(&[500, 510], 2)]), 100.0);
+    }
+
+    #[test]
+    fn prefill_of_others_does_not_count() {
+        // The second starts at 1000; before that the first crawls. Both decode until 1030.
+        let first = [100, 500, 900, 1010, 1020, 1030];
+        let second = [1000, 1010, 1020, 1030, 1040];
+        assert_eq!(rate(&[(&first, 6), (&second, 5)]), 200.0);
+    }
+
+    #[test]
+    fn streams_that_never_meet_are_taken_over_all() {
+        assert_eq!(rate(&[(&[100, 110, 120], 3), (&[190, 195, 200], 3)]), 40.0);
+    }
 }
