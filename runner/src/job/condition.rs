@@ -70,6 +70,9 @@ pub(crate) async fn examine(job: &JobDir, record: &JobRecord) -> Condition {
     let process = server_process(record);
     let alive = |process: Option<&ProcessId>| process.is_some_and(ProcessId::is_alive);
     if !alive(process.as_ref()) {
+        if job.stop_requested() {
+            return Condition::Stopped;
+        }
         let launching = process.is_none() && record.state == JobState::Starting && alive(job.launcher().as_ref());
         return if launching { Condition::Starting { detail: "being launched".to_owned() } } else { dead(job, record) };
     }

@@ -230,23 +230,18 @@ impl LaunchedJob {
         self.end(ABORT_LIMIT, interrupt, 2).await?;
         match why {
             CliError::Interrupted | CliError::Refused(_) => store.remove(&self.job),
-            other => self.mark_failed(other),
+            other => self.mark_ended(other),
         }
-    }
-
-    /// Whether somebody else, `atlas stop`, ended the job or is about to.
-    pub(crate) fn stopped_elsewhere(&self) -> bool {
-        let record = self.job.record().ok().flatten();
-        record.is_some_and(|record| matches!(record.state, JobState::Stopping | JobState::Stopped))
     }
 
     /// Writes down that the server is gone, and why.
-    pub(crate) fn mark_failed(&mut self, why: &CliError) -> Result<(), CliError> {
-        if self.stopped_elsewhere() {
-            return Ok(());
+    pub(crate) fn mark_ended(&mut self, why: &CliError) -> Result<(), CliError> {
+        if self.job.stop_requested() {
+            self.record.state = JobState::Stopped;
+        } else {
+            self.record.state = JobState::Failed;
+            self.record.reason = why.to_string().lines().next().map(str::to_owned);
         }
-        self.record.state = JobState::Failed;
-        self.record.reason = why.to_string().lines().next().map(str::to_owned);
         self.record.ended_at = Some(now());
         self.job.write_record(&self.record)
     }

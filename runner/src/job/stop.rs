@@ -38,12 +38,13 @@ impl Stopped {
 
 /// Ends the job's process and writes down that it is stopped, once the process is gone and its port is free.
 pub(crate) async fn stop(job: &JobDir, record: &mut JobRecord, limit: Duration) -> Result<Stopped, CliError> {
-    if record.state.is_live() {
-        record.state = JobState::Stopping;
-        job.write_record(record)?;
+    let live = record.state.is_live();
+    if live && let Err(error) = job.request_stop() {
+        // The launcher, interrupted at this moment, may have cleared everything away.
+        return if gone(job) { Ok(Stopped::WasNotRunning) } else { Err(error) };
     }
     // Cut off before the server's number was written: the server, if there is one, ends with its launcher.
-    let how = match server_process(record).or_else(|| job.launcher().filter(|_| record.state == JobState::Stopping)) {
+    let how = match server_process(record).or_else(|| job.launcher().filter(|_| live)) {
         Some(process) => end(&process, limit).await?,
         None => Stopped::WasNotRunning,
     };
@@ -53,10 +54,13 @@ pub(crate) async fn stop(job: &JobDir, record: &mut JobRecord, limit: Duration) 
     record.state = JobState::Stopped;
     record.ended_at.get_or_insert_with(now);
     match job.write_record(record) {
-        // The launcher, told to end, may have cleared everything away.
-        Err(_) if job.record().ok().flatten().is_none() => Ok(how),
+        Err(_) if gone(job) => Ok(how),
         other => other.map(|()| how),
     }
+}
+
+fn gone(job: &JobDir) -> bool {
+    job.record().ok().flatten().is_none()
 }
 
 /// TERM, wait, KILL, wait.

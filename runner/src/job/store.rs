@@ -10,6 +10,7 @@ use std::path::PathBuf;
 const RECORD: &str = "job.json";
 const EXIT: &str = "exit.json";
 const LOG: &str = "log";
+const STOP: &str = "stop";
 const GATE: &str = "gate.json";
 const LAUNCHER: &str = "launcher.json";
 /// Largest record that is read.
@@ -235,6 +236,17 @@ impl JobDir {
     /// Writes down who launches the job.
     pub(crate) fn write_launcher(&self, launcher: &ProcessId) -> Result<(), CliError> {
         self.write_json(LAUNCHER, launcher)
+    }
+
+    /// Leaves word that the job is being stopped on purpose. The record has two writers while a job is launched, `atlas
+    /// run` and `atlas stop`; this mark has one, and nothing takes it back.
+    pub(crate) fn request_stop(&self) -> Result<(), CliError> {
+        Ok(self.directory.replace(STOP, "")?)
+    }
+
+    /// Whether the job is being stopped on purpose, or was.
+    pub(crate) fn stop_requested(&self) -> bool {
+        self.directory.open_file(STOP).is_ok_and(|file| file.is_some())
     }
 
     /// Keeps what the gates measured on the job.

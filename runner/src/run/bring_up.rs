@@ -29,7 +29,7 @@ pub(crate) async fn bring_up(
     progress.finish();
     match outcome {
         Ok(()) => Ok(job),
-        Err(_) if job.stopped_elsewhere() => {
+        Err(CliError::Failed(_)) if job.dir().stop_requested() => {
             let error = CliError::Failed("stopped by `atlas stop` before it was ready".to_owned());
             job.abort(&error, store, interrupt).await?;
             Err(error)
@@ -116,12 +116,13 @@ pub(crate) async fn follow(mut job: LaunchedJob, interrupt: &Interrupt, quiet: b
             eprintln!("{}", if how == Stopped::Killed { "killed" } else { "stopped" });
             Err(CliError::Interrupted)
         }
-        Some(_) if job.stopped_elsewhere() => {
+        Some(death) if job.dir().stop_requested() => {
+            job.mark_ended(&death)?;
             eprintln!("job {} was stopped by `atlas stop`", job.record.id);
             Ok(())
         }
         Some(death) => {
-            job.mark_failed(&death)?;
+            job.mark_ended(&death)?;
             Err(death)
         }
     }
