@@ -143,6 +143,12 @@ fn formats(template: &str, options: &ServeOptions) -> Result<(ToolFormat, Reason
     Ok((tools, reasoning))
 }
 
+/// Options that this build cannot serve with, each as a sentence. They do not depend on the model.
+pub(crate) fn unsupported_options(options: &ServeOptions) -> Vec<String> {
+    let results = [load_options(options).err(), formats("", options).err()];
+    results.into_iter().flatten().map(|error| error.to_string()).collect()
+}
+
 fn unsupported(option: &str, value: impl std::fmt::Display) -> CliError {
     CliError::Refused(format!("{option}: `{value}` is not supported by this build"))
 }
@@ -232,5 +238,8 @@ mod tests {
         assert!(refusal(ServeOptions { kv_cache_dtype: kv, ..plain() }).contains("`fp8:nvfp4`"));
         assert!(refusal(ServeOptions { activation_dtype: options::ActivationDtype::Fp4, ..plain() }).contains("`fp4`"));
         assert!(load_options(&plain()).is_ok());
+        assert!(unsupported_options(&plain()).is_empty());
+        let two = ServeOptions { device: Device::Cuda, tool_call_parser: ToolCallParser::Mistral, ..plain() };
+        assert_eq!(unsupported_options(&two).len(), 2);
     }
 }

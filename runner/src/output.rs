@@ -10,13 +10,13 @@ use std::path::Path;
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GlobalArgs {
     /// Print machine-readable JSON to stdout instead of text.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
     /// More log lines on stderr; twice for debug, three times for trace.
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(short, long, global = true, help_heading = "Global options", action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
     /// No progress bars and no log lines below errors.
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, help_heading = "Global options")]
     pub(crate) quiet: bool,
 }
 

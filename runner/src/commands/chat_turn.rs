@@ -202,10 +202,13 @@ impl ChatTurn {
         Some(self.first?.duration_since(self.sent).as_secs_f64())
     }
 
-    /// Tokens a second after the first piece.
+    /// Tokens a second after the first piece; none where so little time passed that the network's buffers, not the
+    /// model, would be measured.
     fn speed(&self) -> Option<f64> {
+        const LEAST_SECONDS: f64 = 0.02;
         let seconds = self.last?.duration_since(self.first?).as_secs_f64();
-        (seconds > 0.0 && self.completion_tokens() > 1).then(|| (self.completion_tokens() - 1) as f64 / seconds)
+        let tokens = self.completion_tokens().saturating_sub(1);
+        (seconds >= LEAST_SECONDS && tokens > 0).then(|| tokens as f64 / seconds)
     }
 
     fn statistics(&self) -> String {

@@ -97,11 +97,19 @@ impl RunPlan {
         collect(topology(&request, hosts.len()));
         collect(port(address));
         refused.extend(request.refusals.iter().cloned());
+        let lacking: Vec<String> = crate::engine_host::unsupported_options(&serve);
         let (source, missing) = match locate(&request.model, request.revision.as_deref()) {
             Ok(source) => (Some(source), None),
-            Err(error) => (None, Some(error.to_string())),
+            // Worth knowing before tens of gigabytes are fetched.
+            Err(error) => (None, Some([&[error.to_string()], lacking.as_slice()].concat().join("\n"))),
         };
-        let memory = source.as_ref().map(|source| memory(source, &serve)).transpose()?;
+        let memory = match &source {
+            Some(source) if lacking.is_empty() => Some(memory(source, &serve)?),
+            _ => None,
+        };
+        if source.is_some() {
+            refused.extend(lacking);
+        }
         if let Some(fit) = &memory {
             refused.extend(fit.require().err().map(|error| error.to_string()));
         }
@@ -187,7 +195,7 @@ impl RunPlan {
         line(
             "memory",
             &self.memory.as_ref().map_or_else(
-                || "unknown until the model is here".to_owned(),
+                || "unknown".to_owned(),
                 |fit| format!("{}: {}", if fit.fits { "fits" } else { "does not fit" }, fit.summary()),
             ),
         );
@@ -328,6 +336,16 @@ mod tests {
         }
         assert_eq!(plan.require().unwrap_err().exit_code(), 4);
         assert!(plan.missing.unwrap().contains("huggingface-cli download no-such/model --revision v1"));
+    }
+
+    #[test]
+    fn what_the_build_lacks_is_told_before_anything_is_fetched() {
+        let options = [("kv_cache_dtype", "turbo4"), ("port", "0")];
+        let plan = RunPlan::make(request(&options), vec!["localhost".to_owned()]).unwrap();
+        assert!(plan.missing.unwrap().ends_with("kv_cache_dtype: `turbo4` is not supported by this build"));
+        let here = RunRequest { model: "embedded".to_owned(), ..request(&options) };
+        let plan = RunPlan::make(here, vec!["localhost".to_owned()]).unwrap();
+        assert_eq!((plan.refused.len(), plan.missing, plan.memory), (1, None, None));
     }
 
     #[test]

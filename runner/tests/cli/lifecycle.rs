@@ -337,8 +337,8 @@ fn the_first_signal_lets_answers_finish_and_the_second_does_not() {
 
 #[test]
 fn a_job_stopped_while_it_is_launched_is_stopped() {
-    let home = Home::new();
     for _ in 0..3 {
+        let home = Home::new();
         let run = home.spawn(&["run", "@atlas/tiny", "--port", "0"]);
         eventually("the job appears", LONG, || !jobs(&home).is_empty());
         let (code, _, stderr) = home.outcome(&["stop", "--all"]);
