@@ -111,7 +111,7 @@ fn bless_suite(suite: &GateSuite, result: &SuiteResult, problems: &mut Vec<Strin
         {
             problems.push(format!("{name} must be {wanted}, not {value}"));
         }
-        if rule.kind == MetricKind::Roofline && measured.roofline_fraction.is_none() {
+        if rule.kind == MetricKind::Roofline && measured.roofline.is_none() {
             problems.push(format!("{name} has no roofline fraction: what a token costs is unknown"));
         }
         metrics.insert(
@@ -120,7 +120,7 @@ fn bless_suite(suite: &GateSuite, result: &SuiteResult, problems: &mut Vec<Strin
                 value,
                 spread: measured.samples.spread,
                 runs: measured.samples.values.len() as u32,
-                roofline_fraction: measured.roofline_fraction,
+                roofline_fraction: measured.roofline.as_ref().map(|roofline| roofline.median),
                 rule: rule.clone(),
             },
         );

@@ -8,7 +8,7 @@
 use crate::stats;
 use atlas_schemas::gate::{
     BaselineMetric, BaselineSuite, Direction, GATE_VERSION, GateBaseline, GateRecord, GateReport, Measured, MetricKind,
-    MetricRule, ReportRow, SuiteResult, Verdict,
+    MetricRule, ReportRow, Samples, SuiteResult, Verdict,
 };
 use std::collections::BTreeSet;
 
@@ -125,16 +125,16 @@ fn compare_metric(
     baseline: Option<&BaselineMetric>,
 ) -> ReportRow {
     let by_roofline = baseline.is_some_and(|baseline| baseline.rule.kind == MetricKind::Roofline);
-    let scale = measured.map(|m| if by_roofline { fraction_scale(m) } else { Some(1.0) });
+    let compared = measured.and_then(|m| if by_roofline { m.roofline.as_ref() } else { Some(&m.samples) });
     let mut row = ReportRow {
         suite: suite.into(),
         metric: metric.into(),
         unit: measured.map(|m| m.unit.clone()).or(baseline.map(|b| b.rule.unit.clone())).unwrap_or_default(),
         rule: baseline.map(|b| b.rule.clone()),
         baseline: baseline.and_then(|b| if by_roofline { b.roofline_fraction } else { Some(b.value) }),
-        measured: measured.and_then(|m| Some(m.samples.median * scale??)),
+        measured: compared.map(|samples| samples.median),
         raw: measured.map(|m| m.samples.median),
-        spread: measured.and_then(|m| Some(m.samples.spread * scale??)),
+        spread: compared.map(|samples| samples.spread),
         runs: measured.map_or(0, |m| m.samples.values.len()),
         verdict: Verdict::Fail,
         reason: String::new(),
@@ -150,30 +150,19 @@ fn compare_metric(
     row
 }
 
-/// Factor from raw values to fractions of the roofline.
-fn fraction_scale(measured: &Measured) -> Option<f64> {
-    let scale = measured.roofline_fraction? / measured.samples.median;
-    scale.is_finite().then_some(scale)
-}
-
 fn is_magnitude(value: f64) -> bool {
     value.is_finite() && value >= 0.0
 }
 
 /// Why the numbers cannot be trusted at all, if so.
 fn defect(measured: &Measured, baseline: &BaselineMetric, row: &ReportRow) -> Option<String> {
-    let samples = &measured.samples;
-    if samples.values.is_empty() {
-        return Some("has no raw values".into());
+    for samples in std::iter::once(&measured.samples).chain(&measured.roofline) {
+        if let Some(reason) = defect_of(samples) {
+            return Some(reason);
+        }
     }
-    if !samples.values.iter().all(|value| is_magnitude(*value)) {
-        return Some("a raw value is negative or not a number".into());
-    }
-    let agrees = |stated: f64, computed: f64| (stated - computed).abs() <= 1e-9 * computed.abs().max(1e-9);
-    if !agrees(samples.median, stats::median(&samples.values))
-        || !agrees(samples.spread, stats::spread(&samples.values))
-    {
-        return Some("median and spread are not those of the raw values".into());
+    if measured.roofline.as_ref().is_some_and(|roofline| roofline.values.len() != measured.samples.values.len()) {
+        return Some("has not as many roofline fractions as raw values".into());
     }
     if !is_magnitude(baseline.value) || !is_magnitude(baseline.rule.tolerance) {
         return Some("the baseline's value or tolerance is negative or not a number".into());
@@ -187,6 +176,21 @@ fn defect(measured: &Measured, baseline: &BaselineMetric, row: &ReportRow) -> Op
         (_, None) => Some("the baseline has no roofline fraction".into()),
         _ => Some("a roofline fraction is negative or not a number".into()),
     }
+}
+
+fn defect_of(samples: &Samples) -> Option<String> {
+    if samples.values.is_empty() {
+        return Some("has no raw values".into());
+    }
+    if !samples.values.iter().all(|value| is_magnitude(*value)) {
+        return Some("a raw value is negative or not a number".into());
+    }
+    let agrees = |stated: f64, computed: f64| (stated - computed).abs() <= 1e-9 * computed.abs().max(1e-9);
+    let summary = (stats::median(&samples.values), stats::spread(&samples.values));
+    if agrees(samples.median, summary.0) && agrees(samples.spread, summary.1) {
+        return None;
+    }
+    Some("median and spread are not those of the raw values".into())
 }
 
 fn judge(row: &ReportRow, values: &[f64], rule: &MetricRule) -> (Verdict, String) {

@@ -9,9 +9,9 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Passes of each kind; the median counts.
+/// Passes of [`measure`]; the median counts.
 const PASSES: usize = 5;
-/// Each pass lasts at least this long on every thread.
+/// Reading and computing each last at least this long on every thread.
 const PASS_TIME: Duration = Duration::from_millis(80);
 /// The buffer is bounded, so that a probe never drives a machine out of memory.
 const BUFFER_BYTES: std::ops::RangeInclusive<u64> = (1 << 20)..=(2 << 30);
@@ -30,27 +30,65 @@ pub struct Yardstick {
     pub compute: fn(usize) -> u64,
 }
 
-/// Measures the machine with a buffer of `working_set_bytes`, held to 1 MiB to 2 GiB.
+/// Measures the machine with a buffer of `working_set_bytes`, held to 1 MiB to 2 GiB: the summary of several passes.
 pub fn measure(working_set_bytes: u64, yardstick: &Yardstick) -> MachineProbe {
-    measure_for(working_set_bytes, yardstick, PASSES, PASS_TIME)
+    let prober = Prober::new(working_set_bytes, yardstick);
+    prober.summary(&(0..PASSES).map(|_| prober.pass()).collect::<Vec<_>>())
 }
 
-fn measure_for(working_set_bytes: u64, yardstick: &Yardstick, passes: usize, time: Duration) -> MachineProbe {
-    let bytes = working_set_bytes.clamp(*BUFFER_BYTES.start(), *BUFFER_BYTES.end());
-    let threads = thread::available_parallelism().map_or(1, |count| count.get());
-    let buffer = vec![1f32; (bytes / 4) as usize];
-    let parts: Vec<&[f32]> = buffer.chunks(buffer.len().div_ceil(threads)).collect();
-    let read = |thread: usize| {
-        let part = parts[thread];
-        black_box((yardstick.read)(black_box(part)));
-        (part.len() * 4) as f64
-    };
-    let compute = |_| (yardstick.compute)(black_box(ROUNDS)) as f64;
-    MachineProbe {
-        method: yardstick.method.into(),
-        working_set_bytes: bytes,
-        read_bytes_per_s: stats::samples((0..passes).map(|_| rate(parts.len(), time, read)).collect()),
-        flops: stats::samples((0..passes).map(|_| rate(threads, time, compute)).collect()),
+/// One look at the machine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pass {
+    /// Bytes read a second.
+    pub read_bytes_per_s: f64,
+    /// f32 operations a second.
+    pub flops: f64,
+}
+
+/// Looks at the machine again and again: on a shared one it is another from minute to minute.
+#[derive(Debug)]
+pub struct Prober {
+    buffer: Vec<f32>,
+    threads: usize,
+    yardstick: Yardstick,
+    pass_time: Duration,
+}
+
+impl Prober {
+    /// Makes a buffer of `working_set_bytes`, held to 1 MiB to 2 GiB.
+    pub fn new(working_set_bytes: u64, yardstick: &Yardstick) -> Self {
+        let bytes = working_set_bytes.clamp(*BUFFER_BYTES.start(), *BUFFER_BYTES.end());
+        Self {
+            buffer: vec![1.0; (bytes / 4) as usize],
+            threads: thread::available_parallelism().map_or(1, |count| count.get()),
+            yardstick: *yardstick,
+            pass_time: PASS_TIME,
+        }
+    }
+
+    /// Reads, then computes. Keeps all logical processors busy for about 0.2 s.
+    pub fn pass(&self) -> Pass {
+        let Yardstick { read, compute, .. } = self.yardstick;
+        let parts: Vec<&[f32]> = self.buffer.chunks(self.buffer.len().div_ceil(self.threads)).collect();
+        let read = |thread: usize| {
+            let part = parts[thread];
+            black_box(read(black_box(part)));
+            (part.len() * 4) as f64
+        };
+        Pass {
+            read_bytes_per_s: rate(parts.len(), self.pass_time, read),
+            flops: rate(self.threads, self.pass_time, |_| compute(black_box(ROUNDS)) as f64),
+        }
+    }
+
+    /// All passes of a run.
+    pub fn summary(&self, passes: &[Pass]) -> MachineProbe {
+        MachineProbe {
+            method: self.yardstick.method.into(),
+            working_set_bytes: (self.buffer.len() * 4) as u64,
+            read_bytes_per_s: stats::samples(passes.iter().map(|pass| pass.read_bytes_per_s).collect()),
+            flops: stats::samples(passes.iter().map(|pass| pass.flops).collect()),
+        }
     }
 }
 
@@ -89,16 +127,17 @@ mod tests {
 
     #[test]
     fn measures_something_plausible() {
-        let probe = measure_for(16 << 20, &plain(), 3, Duration::from_millis(5));
+        let prober = Prober { pass_time: Duration::from_millis(5), ..Prober::new(16 << 20, &plain()) };
+        let probe = prober.summary(&[prober.pass(), prober.pass()]);
         assert_eq!((probe.working_set_bytes, probe.method.as_str()), (16 << 20, "plain"));
         for samples in [&probe.read_bytes_per_s, &probe.flops] {
-            assert_eq!(samples.values.len(), 3);
+            assert_eq!(samples.values.len(), 2);
             assert!(samples.values.iter().all(|value| value.is_finite() && *value > 1e5), "{samples:?}");
         }
     }
 
     #[test]
     fn the_buffer_is_bounded() {
-        assert_eq!(measure_for(0, &plain(), 1, Duration::ZERO).working_set_bytes, 1 << 20);
+        assert_eq!(Prober::new(0, &plain()).summary(&[]).working_set_bytes, 1 << 20);
     }
 }

@@ -2,14 +2,15 @@
 
 use crate::client::Client;
 use crate::endpoint::Endpoint;
-use crate::probe::Yardstick;
+use crate::probe::{Pass, Prober, Yardstick};
 use crate::progress::Progress;
 use crate::suites::{self, SuiteError};
-use crate::{data, probe, provenance};
+use crate::{data, provenance};
 use atlas_schemas::gate::{EngineProvenance, GATE_VERSION, GateRecord, GateSuite, GateTarget, MachineProbe};
 use atlas_schemas::hardware::HardwareClass;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What to measure, and what is known about it beforehand.
@@ -38,7 +39,7 @@ pub struct GateRun {
 /// Where the machine's limits come from.
 #[derive(Debug, Clone)]
 pub enum ProbeSource {
-    /// They are measured when the run begins, while the endpoint is idle.
+    /// They are measured when the run begins and before every run of a speed, while the endpoint is idle.
     Measure(Yardstick),
     /// The caller knows them.
     Given(MachineProbe),
@@ -68,14 +69,15 @@ pub async fn measure(
     card.weight_bytes = run.work.weight_bytes.or(card.weight_bytes);
     card.weight_bytes_per_token = run.work.weight_bytes_per_token.or(card.weight_bytes_per_token);
     card.flops_per_token = run.work.flops_per_token.or(card.flops_per_token);
-    let probe = match &run.probe {
-        ProbeSource::Given(probe) => Some(probe.clone()),
-        ProbeSource::Measure(yardstick) => probe_machine(&endpoint, *yardstick, progress).await,
-    };
+    let mut machine = Machine::new(&endpoint, &run.probe).await;
+    if let Some(pass) = machine.look().await {
+        let (read, compute) = (pass.read_bytes_per_s / 1e9, pass.flops / 1e9);
+        progress.line(&format!("machine: {read:.1} GB/s at the size of the weights, {compute:.1} Gflop/s"));
+    }
     let mut results = BTreeMap::new();
     for suite in suites {
         progress.line(&format!("{}: {}", suite.name, suite.description));
-        let result = suites::run(suite, &endpoint, probe.as_ref(), progress).await?;
+        let result = suites::run(suite, &endpoint, async || machine.look().await, progress).await?;
         progress.line(&format!("{}: done in {:.1} s", suite.name, result.seconds));
         if results.insert(suite.name.clone(), result).is_some() {
             let message = "two suites have this name".into();
@@ -103,22 +105,48 @@ pub async fn measure(
             git: provenance::git_state(Path::new(".")),
         },
         hardware: provenance::machine(),
-        probe,
+        probe: machine.summary(),
         suites: results,
     })
 }
 
-/// Probes with the model's weight bytes; without them a roofline has no meaning.
-async fn probe_machine(endpoint: &Endpoint, yardstick: Yardstick, progress: &Progress) -> Option<MachineProbe> {
-    let bytes = endpoint.card.weight_bytes.or(endpoint.card.weight_bytes_per_token)?;
-    let probe = tokio::task::spawn_blocking(move || probe::measure(bytes, &yardstick)).await.ok()?;
-    progress.line(&format!(
-        "machine: {:.1} GB/s over {:.1} MB, {:.1} Gflop/s",
-        probe.read_bytes_per_s.median / 1e9,
-        probe.working_set_bytes as f64 / 1e6,
-        probe.flops.median / 1e9
-    ));
-    Some(probe)
+/// The machine under the endpoint, as it showed itself during the run.
+struct Machine {
+    prober: Option<Arc<Prober>>,
+    passes: Vec<Pass>,
+    given: Option<MachineProbe>,
+}
+
+impl Machine {
+    /// Probes with the model's weight bytes; without them a roofline has no meaning.
+    async fn new(endpoint: &Endpoint, source: &ProbeSource) -> Self {
+        let bytes = endpoint.card.weight_bytes.or(endpoint.card.weight_bytes_per_token);
+        let (prober, given) = match (source, bytes) {
+            (ProbeSource::Given(probe), _) => (None, Some(probe.clone())),
+            (ProbeSource::Measure(_), None) => (None, None),
+            (ProbeSource::Measure(yardstick), Some(bytes)) => {
+                let yardstick = *yardstick;
+                let made = tokio::task::spawn_blocking(move || Prober::new(bytes, &yardstick)).await;
+                (made.ok().map(Arc::new), None)
+            }
+        };
+        Self { prober, passes: Vec::new(), given }
+    }
+
+    /// What the machine can do now.
+    async fn look(&mut self) -> Option<Pass> {
+        if let Some(given) = &self.given {
+            return Some(Pass { read_bytes_per_s: given.read_bytes_per_s.median, flops: given.flops.median });
+        }
+        let prober = self.prober.clone()?;
+        let pass = tokio::task::spawn_blocking(move || prober.pass()).await.ok()?;
+        self.passes.push(pass);
+        Some(pass)
+    }
+
+    fn summary(self) -> Option<MachineProbe> {
+        self.given.or_else(|| Some(self.prober?.summary(&self.passes)))
+    }
 }
 
 /// Reads a record from a file.

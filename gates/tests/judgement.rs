@@ -14,7 +14,7 @@ fn rule(direction: Direction, kind: MetricKind, tolerance: f64) -> MetricRule {
 }
 
 fn measured(values: &[f64]) -> Measured {
-    Measured { unit: "tok/s".into(), samples: stats::samples(values.to_vec()), roofline_fraction: None }
+    Measured { unit: "tok/s".into(), samples: stats::samples(values.to_vec()), roofline: None }
 }
 
 fn record(metrics: &[(&str, Measured)]) -> GateRecord {
@@ -152,14 +152,16 @@ fn a_summary_that_its_values_belie_fails() {
 fn roofline_compares_fractions_not_speeds() {
     let rules = promise(&[("m", 0.5, rule(Higher, Roofline, 0.1))]);
     let on = |speed: f64, fraction: Option<f64>| {
-        let metric = Measured { roofline_fraction: fraction, ..measured(&[speed; 3]) };
+        let roofline = fraction.map(|fraction| stats::samples(vec![fraction; 3]));
+        let metric = Measured { roofline, ..measured(&[speed; 3]) };
         compare(&record(&[("m", metric)]), &rules, None).verdict
     };
     assert_eq!(on(10.0, Some(0.5)), Pass, "a slower sister machine");
     assert_eq!(on(1000.0, Some(0.3)), Fail, "a slower engine on a faster machine");
     assert_eq!(on(1000.0, None), Fail);
     assert_eq!(on(1000.0, Some(f64::NAN)), Fail);
-    assert_eq!(on(0.0, Some(0.5)), Fail, "nothing measured has no fraction");
+    let fewer = Measured { roofline: Some(stats::samples(vec![0.5; 2])), ..measured(&[10.0; 3]) };
+    assert_eq!(compare(&record(&[("m", fewer)]), &rules, None).verdict, Fail, "fractions of other runs");
 }
 
 #[test]
@@ -275,7 +277,7 @@ fn the_report_puts_the_verdict_first() {
         ("share", 0.5, rule(Higher, Roofline, 0.6)),
     ]);
     rules.target.weights_hash = Some("before".into());
-    let share = Measured { roofline_fraction: Some(0.4), ..measured(&[420.0; 3]) };
+    let share = Measured { roofline: Some(stats::samples(vec![0.4; 3])), ..measured(&[420.0; 3]) };
     let mut record = record(&[("decode|speed", measured(&[80.0, 81.0, 82.0])), ("share", share)]);
     record.suites.get_mut("s").unwrap().details.push("case `1` <b>\nwrong".into());
     record.probe = Some(MachineProbe {
@@ -298,7 +300,7 @@ fn directions() -> impl Strategy<Value = Direction> {
 
 fn row(values: &[f64], base: f64, rule: &MetricRule) -> ReportRow {
     let mut metric = measured(values);
-    metric.roofline_fraction = Some(metric.samples.median);
+    metric.roofline = Some(metric.samples.clone());
     compare(&record(&[("m", metric)]), &promise(&[("m", base, rule.clone())]), None).rows.remove(0)
 }
 

@@ -275,7 +275,8 @@ pub struct MachineFacts {
     pub gpus: Vec<GpuFacts>,
 }
 
-/// What the machine can do, measured with all logical processors.
+/// What the machine can do, measured with all logical processors: once when the run begins, and before every run of a
+/// speed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MachineProbe {
@@ -324,8 +325,9 @@ pub struct Measured {
     pub unit: String,
     /// Raw values and their summary.
     pub samples: Samples,
-    /// The median as a fraction of the machine's roofline, where that has a meaning.
-    pub roofline_fraction: Option<f64>,
+    /// The values as fractions of the machine's roofline, where that has a meaning: each divided by the limit that was
+    /// probed just before its run.
+    pub roofline: Option<Samples>,
 }
 
 /// What a recipe promises on a class of hardware. Kept in `gates/baselines/CLASS/NAME.json`.
@@ -374,7 +376,7 @@ pub struct BaselineMetric {
     pub spread: f64,
     /// Number of raw values of the blessed run.
     pub runs: u32,
-    /// The value as a fraction of the machine's roofline.
+    /// Median of the blessed run's fractions of the machine's roofline.
     pub roofline_fraction: Option<f64>,
     /// The rule.
     pub rule: MetricRule,

@@ -8,11 +8,12 @@ pub mod throughput;
 use crate::client::ClientError;
 use crate::data::{self, DataError};
 use crate::endpoint::Endpoint;
+use crate::probe::Pass;
 use crate::progress::Progress;
 use crate::{provenance, stats};
 use atlas_schemas::eval::CaseResult;
 use atlas_schemas::gate::{
-    CasesMeasure, GATE_VERSION, GateSuite, MachineProbe, Measure, Measured, MetricKind, PerplexityMeasure, SuiteResult,
+    CasesMeasure, GATE_VERSION, GateSuite, Measure, Measured, MetricKind, PerplexityMeasure, SuiteResult,
 };
 use cases::Task;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -166,15 +167,16 @@ pub fn hash(suite: &GateSuite) -> Result<String, DataError> {
     Ok(provenance::sha256(text.as_bytes()))
 }
 
-/// Measures a suite. `probe` turns speeds into fractions of the roofline.
+/// Measures a suite. `look` probes the machine before every run of a speed, so that speeds become fractions of what the
+/// machine could do at that time; it may know nothing.
 pub async fn run(
     suite: &GateSuite,
     endpoint: &Endpoint,
-    probe: Option<&MachineProbe>,
+    look: impl AsyncFnMut() -> Option<Pass>,
     progress: &Progress,
 ) -> Result<SuiteResult, SuiteError> {
     let limit = Duration::from_secs(suite.timeout_s.into());
-    let result = tokio::time::timeout(limit, measure(suite, endpoint, probe, progress)).await;
+    let result = tokio::time::timeout(limit, measure(suite, endpoint, look, progress)).await;
     result.unwrap_or_else(|_| {
         Err(SuiteError::Endpoint(format!("suite {} took longer than its {} s", suite.name, suite.timeout_s)))
     })
@@ -183,43 +185,65 @@ pub async fn run(
 async fn measure(
     suite: &GateSuite,
     endpoint: &Endpoint,
-    probe: Option<&MachineProbe>,
+    mut look: impl AsyncFnMut() -> Option<Pass>,
     progress: &Progress,
 ) -> Result<SuiteResult, SuiteError> {
     let start = Instant::now();
-    let mut values: BTreeMap<String, (Vec<f64>, Option<Work>)> = BTreeMap::new();
+    let mut values: BTreeMap<String, Values> = BTreeMap::new();
     let mut details = Vec::new();
     for run in 0..suite.warmup + suite.runs {
+        let measured_run = run >= suite.warmup;
+        let machine = if measured_run && is_speed(&suite.measure) { look().await } else { None };
         let (measurements, described) = once(suite, endpoint, progress).await?;
-        if run < suite.warmup {
-            continue;
+        if measured_run {
+            for measurement in measurements {
+                values.entry(measurement.metric.clone()).or_default().add(&measurement, machine);
+            }
+            details.extend(described);
         }
-        for measurement in measurements {
-            values.entry(measurement.metric).or_insert((Vec::new(), measurement.work)).0.push(measurement.value);
-        }
-        details.extend(described);
     }
     details.truncate(MAX_DETAILS);
     let mut metrics = BTreeMap::new();
-    for (name, (values, work)) in values {
+    for (name, values) in values {
         let rule = suite.metrics.get(&name).ok_or_else(|| SuiteError::Definition {
             origin: suite.name.clone(),
             message: format!("metrics: {name} is measured but has no rule"),
         })?;
-        let samples = stats::samples(values);
-        let roofline_fraction = roofline_fraction(samples.median, work, probe);
-        metrics.insert(name, Measured { unit: rule.unit.clone(), samples, roofline_fraction });
+        metrics.insert(name, values.measured(&rule.unit));
     }
     Ok(SuiteResult { suite_hash: hash(suite)?, seconds: start.elapsed().as_secs_f64(), metrics, details })
 }
 
-fn roofline_fraction(value: f64, work: Option<Work>, probe: Option<&MachineProbe>) -> Option<f64> {
-    let probe = probe?;
-    let fraction = match work? {
-        Work::Bytes(bytes) => value * bytes / probe.read_bytes_per_s.median,
-        Work::Flops(flops) => value * flops / probe.flops.median,
-    };
-    fraction.is_finite().then_some(fraction)
+fn is_speed(measure: &Measure) -> bool {
+    matches!(measure, Measure::Decode(_) | Measure::Prefill(_))
+}
+
+/// One metric's values, and the same as fractions of the roofline.
+#[derive(Debug, Default)]
+struct Values {
+    raw: Vec<f64>,
+    fractions: Vec<f64>,
+}
+
+impl Values {
+    fn add(&mut self, measurement: &Measurement, machine: Option<Pass>) {
+        self.raw.push(measurement.value);
+        if let (Some(work), Some(machine)) = (measurement.work, machine) {
+            self.fractions.push(match work {
+                Work::Bytes(bytes) => measurement.value * bytes / machine.read_bytes_per_s,
+                Work::Flops(flops) => measurement.value * flops / machine.flops,
+            });
+        }
+    }
+
+    fn measured(self, unit: &str) -> Measured {
+        let known = !self.fractions.is_empty() && self.fractions.len() == self.raw.len();
+        Measured {
+            unit: unit.to_owned(),
+            samples: stats::samples(self.raw),
+            roofline: known.then(|| stats::samples(self.fractions)),
+        }
+    }
 }
 
 /// One repetition.

@@ -7,6 +7,9 @@ use atlas_schemas::gate::{DecodeMeasure, PrefillMeasure, TtftMeasure};
 use futures_util::future::try_join_all;
 use std::time::Duration;
 
+/// A measurement is repeated with other prompts when a stream carries no text at all.
+const ATTEMPTS: usize = 5;
+
 /// What one group of simultaneous requests showed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Burst {
@@ -25,9 +28,15 @@ pub async fn burst(
     decode_tokens: u32,
     concurrency: u32,
 ) -> Result<Burst, SuiteError> {
-    let prompts = (0..concurrency).map(|_| endpoint.fresh_prompt(prompt_tokens as usize));
-    let replies = try_join_all(prompts.map(|prompt| generate(endpoint, prompt, decode_tokens))).await?;
-    summarise(&replies, prompt_tokens, decode_tokens)
+    for _ in 0..ATTEMPTS {
+        let prompts = (0..concurrency).map(|_| endpoint.fresh_prompt(prompt_tokens as usize));
+        let replies = try_join_all(prompts.map(|prompt| generate(endpoint, prompt, decode_tokens))).await?;
+        // Tokens without text do not show when they come, but for the last.
+        if decode_tokens == 1 || replies.iter().all(|reply| reply.timing.first().is_some()) {
+            return Ok(summarise(&replies, prompt_tokens, decode_tokens));
+        }
+    }
+    Err(SuiteError::Endpoint(format!("{ATTEMPTS} times a stream of {decode_tokens} tokens carried no output")))
 }
 
 /// One streamed completion of exactly `decode_tokens`.
@@ -50,23 +59,19 @@ async fn generate(endpoint: &Endpoint, prompt: Vec<u32>, decode_tokens: u32) -> 
     Ok(reply)
 }
 
-fn summarise(replies: &[Reply], prompt_tokens: u32, decode_tokens: u32) -> Result<Burst, SuiteError> {
-    let no_output = || SuiteError::Endpoint("a stream carried no output".into());
-    let firsts: Vec<f64> = replies
-        .iter()
-        .map(|reply| reply.timing.first().map(|at| at.as_secs_f64()))
-        .collect::<Option<_>>()
-        .ok_or_else(no_output)?;
+fn summarise(replies: &[Reply], prompt_tokens: u32, decode_tokens: u32) -> Burst {
+    let first = |reply: &Reply| reply.timing.first().unwrap_or(reply.timing.finished).as_secs_f64();
+    let firsts: Vec<f64> = replies.iter().map(first).collect();
     let latest = firsts.iter().copied().fold(0.0, f64::max);
     let streams: Vec<Stream<'_>> = replies
         .iter()
         .map(|reply| Stream { arrivals: &reply.timing.pieces, end: reply.timing.finished, tokens: decode_tokens })
         .collect();
-    Ok(Burst {
+    Burst {
         prefill_tok_s: replies.len() as f64 * f64::from(prompt_tokens) / latest,
         decode_tok_s: decode_rate(&streams),
         ttft_ms: 1e3 * crate::stats::median(&firsts),
-    })
+    }
 }
 
 /// When one request's output came.
@@ -146,7 +151,7 @@ pub(super) async fn ttft(endpoint: &Endpoint, measure: &TtftMeasure) -> Result<V
     let mut measured = Vec::new();
     for metric in ["ttft_cold_ms", "ttft_warm_ms"] {
         let reply = generate(endpoint, prompt.clone(), 1).await?;
-        let first = summarise(&[reply], measure.prompt_tokens, 1)?.ttft_ms;
+        let first = summarise(&[reply], measure.prompt_tokens, 1).ttft_ms;
         measured.push(Measurement { metric: metric.into(), value: first, work: None });
     }
     Ok(measured)

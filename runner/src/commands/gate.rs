@@ -140,8 +140,10 @@ fn summary(record: &GateRecord) -> String {
     let mut text = String::new();
     for (name, suite) in &record.suites {
         for (metric, measured) in &suite.metrics {
-            let fraction =
-                measured.roofline_fraction.map_or(String::new(), |f| format!(", {:.1} % of roofline", 100.0 * f));
+            let fraction = measured
+                .roofline
+                .as_ref()
+                .map_or(String::new(), |r| format!(", {:.1} % of roofline", 100.0 * r.median));
             let (samples, unit) = (&measured.samples, &measured.unit);
             let runs = samples.values.len();
             let _ = writeln!(
