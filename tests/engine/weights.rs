@@ -224,3 +224,18 @@ fn a_tied_head_may_be_stored_too_but_only_if_it_is_the_embedding() {
         }
     }
 }
+
+#[test]
+fn weights_that_are_not_numbers_are_named() {
+    for (name, dtype_bytes) in [("model.layers.0.mlp.up_proj.weight", 2), ("model.norm.weight", 2)] {
+        let folder = copy("llama");
+        let path = folder.path().join("model.safetensors");
+        let mut bytes = std::fs::read(&path).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        let start = 8 + length + header[name]["data_offsets"][0].as_u64().unwrap() as usize;
+        bytes[start + 5 * dtype_bytes..][..2].copy_from_slice(&[0x80, 0x7f]);
+        std::fs::write(&path, bytes).unwrap();
+        assert_names(&load_error(folder.path()), &["model.safetensors", name, "element 5"]);
+    }
+}

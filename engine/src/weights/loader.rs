@@ -135,11 +135,7 @@ impl Reader<'_> {
             }
             ParamShape::Vector { .. } | ParamShape::Conv { .. } => {
                 let (dtype, bytes) = self.dense(name, &param.shape.dims())?;
-                let vector = widen(dtype, &bytes);
-                match vector.iter().position(|value| !value.is_finite()) {
-                    Some(at) => Err(self.error(name, format!("holds {} at element {at}", vector[at]))),
-                    None => Ok(Param::Vector(vector)),
-                }
+                Ok(Param::Vector(widen(dtype, &bytes)))
             }
         }
     }
@@ -153,7 +149,11 @@ impl Reader<'_> {
             other => return Err(self.error(name, format!("has dtype {other:?}; expected BF16, F16 or F32"))),
         };
         self.check_shape(name, &info, shape)?;
-        Ok((dtype, self.read(name, &info)?))
+        let bytes = self.read(name, &info)?;
+        match first_not_finite(dtype, &bytes) {
+            Some(at) => Err(self.error(name, format!("holds NaN or infinity at element {at}: the file is damaged"))),
+            None => Ok((dtype, bytes)),
+        }
     }
 
     fn linear(&mut self, name: &str, n: usize, k: usize) -> Result<Param, EngineError> {
@@ -227,6 +227,16 @@ impl Reader<'_> {
         };
         let same = tied.dtype == info.dtype && tied.shape == info.shape;
         Ok(same && self.tensors.read(&embedding, tied)? == self.tensors.read(name, info)?)
+    }
+}
+
+/// Index of the first element whose exponent is all ones.
+fn first_not_finite(dtype: Dense, bytes: &[u8]) -> Option<usize> {
+    let of_two = |mask: u16| bytes.chunks_exact(2).position(move |b| u16::from_le_bytes([b[0], b[1]]) & mask == mask);
+    match dtype {
+        Dense::F32 => widen(dtype, bytes).iter().position(|value| !value.is_finite()),
+        Dense::F16 => of_two(0x7c00),
+        Dense::Bf16 => of_two(0x7f80),
     }
 }
 
