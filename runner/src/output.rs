@@ -64,7 +64,25 @@ pub(crate) fn write_file(path: &Path, value: &impl Serialize) -> Result<(), CliE
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).map_err(fail)?;
     }
+    write_bytes(path, text.as_bytes())
+}
+
+/// Writes a file, which appears whole or not at all. What exists and is not a regular file (a device, a link) is
+/// written to and never replaced.
+pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), CliError> {
+    let fail = |error: std::io::Error| CliError::Failed(format!("{}: {error}", path.display()));
+    if std::fs::symlink_metadata(path).is_ok_and(|existing| !existing.is_file()) {
+        return std::fs::write(path, bytes).map_err(fail);
+    }
     let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, path)).map_err(fail)
+    partial.push(format!(".{}.partial", std::process::id()));
+    let written = std::fs::OpenOptions::new().write(true).create_new(true).open(&partial).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&partial, path)
+    });
+    written.map_err(|error| {
+        let _ = std::fs::remove_file(&partial);
+        fail(error)
+    })
 }

@@ -126,3 +126,19 @@ fn a_synthetic_model_is_measured_in_every_combination() {
         assert!(row.weight_bytes_per_token.is_some_and(|bytes| bytes > 10_000), "{row:?}");
     }
 }
+
+#[test]
+fn output_goes_through_links_and_leaves_neighbours_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = tokens_file(folder.path(), "llama", 0).display().to_string();
+    let (real, link) = (folder.path().join("real"), folder.path().join("out.f32"));
+    let neighbour = folder.path().join("out.partial");
+    std::fs::write(&real, "old").unwrap();
+    std::fs::write(&neighbour, "mine").unwrap();
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    json_of(&["eval", "logits", &golden("llama"), "--tokens", &tokens, "--out", &link.display().to_string(), "--json"]);
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(tensor(&real, "logits").shape, [7, 512]);
+    assert_eq!(std::fs::read_to_string(&neighbour).unwrap(), "mine");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 4, "no temporary file is left");
+}

@@ -165,7 +165,7 @@ fn sharded_checkpoints_load_and_bad_indexes_are_named() {
 
 #[test]
 fn configurations_that_change_the_mathematics_are_refused_by_name() {
-    let edits: [(&str, &str, Value, &str); 9] = [
+    let edits: [(&str, &str, Value, &str); 15] = [
         ("llama", "hidden_act", json!("gelu"), "hidden_act"),
         ("llama", "rope_scaling", json!({"rope_type": "dynamic", "factor": 2.0}), "rope_type"),
         ("llama", "final_logit_softcapping", json!(30.0), "final_logit_softcapping"),
@@ -175,6 +175,12 @@ fn configurations_that_change_the_mathematics_are_refused_by_name() {
         ("llama", "model_type", json!("mamba"), "model_type"),
         ("qwen3_5", "attn_output_gate", json!(false), "attn_output_gate"),
         ("qwen3", "layer_types", json!(["full_attention"]), "layer_types"),
+        ("llama", "num_hidden_layers", json!(i32::MAX), "num_hidden_layers"),
+        ("qwen3_5", "mtp_num_hidden_layers", json!(i32::MAX), "mtp_num_hidden_layers"),
+        ("llama", "head_dim", json!(i32::MAX - 1), "head_dim"),
+        ("llama", "rms_norm_eps", json!(-1), "rms_norm_eps"),
+        ("llama", "rope_theta", json!(1e-300), "rope_theta"),
+        ("llama", "original_max_position_embeddings", json!({}), "original_max_position_embeddings"),
     ];
     for (case, key, value, word) in edits {
         let folder = copy(case);
@@ -238,4 +244,31 @@ fn weights_that_are_not_numbers_are_named() {
         std::fs::write(&path, bytes).unwrap();
         assert_names(&load_error(folder.path()), &["model.safetensors", name, "element 5"]);
     }
+}
+
+#[test]
+fn pipes_and_folders_in_place_of_files_are_named() {
+    let folder = copy("llama");
+    let path = folder.path().join("model.safetensors");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    assert_names(&load_error(folder.path()), &["model.safetensors", "not a regular file"]);
+    std::fs::remove_dir(&path).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+    assert!(made.success());
+    assert_names(&load_error(folder.path()), &["model.safetensors", "not a regular file"]);
+}
+
+#[test]
+fn a_draft_head_that_is_not_declared_is_left_out_visibly() {
+    let folder = copy("qwen3_5");
+    let path = folder.path().join("model.safetensors");
+    let whole = std::fs::read(&path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&whole).unwrap();
+    let mut tensors: Vec<_> = file.iter().map(|(name, view)| (name.to_owned(), view)).collect();
+    tensors.push(("mtp.fc.weight".into(), file.tensor("model.norm.weight").unwrap()));
+    std::fs::write(&path, safetensors::serialize(tensors, None).unwrap()).unwrap();
+    let files = ModelFiles::folder(folder.path()).unwrap();
+    let model = Model::load(&files, &LoadOptions { context: Some(64), ..LoadOptions::default() }, |_, _| {}).unwrap();
+    assert!(model.spec.warnings.iter().any(|warning| warning.contains("draft head")), "{:?}", model.spec.warnings);
 }

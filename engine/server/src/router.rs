@@ -72,7 +72,11 @@ async fn observe(State(state): State<AppState>, request: Request, next: Next) ->
     let status = response.status().as_u16();
     state.metrics().answered(method, route, status);
     let millis = began.elapsed().as_millis();
-    tracing::info!(target: "atlas::http", request_id = id, method, route, status, millis, "answered");
+    // Probes come every second or so; at the level of requests they would bury them.
+    match route.starts_with("/health") || route == "/metrics" {
+        true => tracing::debug!(target: "atlas::http", request_id = id, method, route, status, millis, "answered"),
+        false => tracing::info!(target: "atlas::http", request_id = id, method, route, status, millis, "answered"),
+    }
     response
 }
 

@@ -92,6 +92,7 @@ const CHANGES_MATHEMATICS: &[(&str, &str)] = &[
     ("no_rope_layers", "null"),
     ("num_experts", "null"),
     ("num_local_experts", "null"),
+    ("original_max_position_embeddings", "null"),
     ("parallel_attn", "false"),
     ("partial_rotary_factor", "1.0"),
     ("qk_layernorm", "false"),
@@ -119,7 +120,10 @@ impl<'a> Fields<'a> {
     fn nested(file: &str, prefix: &str, value: &'a Value) -> Result<Self, EngineError> {
         let map = value.as_object().ok_or_else(|| EngineError::Config {
             path: file.to_owned(),
-            message: format!("`{}` must be an object", if prefix.is_empty() { "the document" } else { prefix }),
+            message: match prefix.strip_suffix('.') {
+                Some(name) => format!("`{name}` must be an object"),
+                None => "must hold a JSON object".to_owned(),
+            },
         })?;
         Ok(Self { file: file.to_owned(), prefix: prefix.to_owned(), map, read: RefCell::new(BTreeSet::new()) })
     }
@@ -141,6 +145,11 @@ impl<'a> Fields<'a> {
         self.map.get(key).is_some_and(|value| !value.is_null())
     }
 
+    /// Whether the field is there and null.
+    pub fn is_null(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_null)
+    }
+
     /// A nested object.
     pub fn object(&self, key: &str) -> Result<Option<Fields<'a>>, EngineError> {
         self.get(key).map(|value| Fields::nested(&self.file, &format!("{}{key}.", self.prefix), value)).transpose()
@@ -149,6 +158,18 @@ impl<'a> Fields<'a> {
     /// A size: a positive integer that fits 31 bits.
     pub fn size(&self, key: &str) -> Result<usize, EngineError> {
         self.opt_size(key)?.ok_or_else(|| self.error(key, "is missing; it must be a positive integer"))
+    }
+
+    /// Like [`Self::size`], for a count of things that are laid out one by one: not above `most`.
+    pub fn size_up_to(&self, key: &str, default: Option<usize>, most: usize) -> Result<usize, EngineError> {
+        let value = match default {
+            Some(default) => self.size_or(key, default)?,
+            None => self.size(key)?,
+        };
+        if value > most {
+            return Err(self.error(key, format!("is {value}; it must not be above {most}")));
+        }
+        Ok(value)
     }
 
     /// Like [`Self::size`], with a default.

@@ -25,62 +25,35 @@ pub fn read(
     max_positions: usize,
     default_partial: f64,
 ) -> Result<RopeSpec, EngineError> {
-    let scaling = match fields.object("rope_parameters")? {
-        Some(parameters) => Some(parameters),
-        None => fields.object("rope_scaling")?,
-    };
-    let nested = |key: &str| scaling.as_ref().map_or(Ok(None), |scaling| scaling.opt_number(key));
-    // Both spellings may stand in one file; they must then agree, and reading both accounts for both.
-    let (outer_theta, inner_theta) = (fields.opt_number("rope_theta")?, nested("rope_theta")?);
-    if let (Some(outer), Some(inner)) = (outer_theta, inner_theta)
-        && outer != inner
-    {
-        return Err(fields.error("rope_theta", format!("is {outer}, but rope_parameters says {inner}")));
-    }
-    let theta = inner_theta.or(outer_theta).unwrap_or(10_000.0);
-    if theta <= 0.0 {
-        return Err(fields.error("rope_theta", format!("is {theta}; it must be positive")));
-    }
-    let partial = match (nested("partial_rotary_factor")?, default_partial < 1.0) {
-        (Some(partial), true) => {
-            fields.opt_number("partial_rotary_factor")?;
-            partial
-        }
-        (Some(partial), false) if partial != 1.0 => {
-            return Err(
-                fields.error("rope_parameters.partial_rotary_factor", format!("is {partial}; this family has 1"))
-            );
-        }
-        (Some(_), false) => default_partial,
-        (None, true) => fields.number_or("partial_rotary_factor", default_partial)?,
-        (None, false) => default_partial,
-    };
-    let rotated = (head_dim as f64 * partial) as usize;
-    if rotated == 0 || rotated > head_dim || !rotated.is_multiple_of(2) {
-        return Err(fields.error(
-            "partial_rotary_factor",
-            format!("of {partial} rotates {rotated} of {head_dim} head dimensions; it must be even and not above them"),
-        ));
-    }
-    let plain: Vec<f32> =
-        (0..rotated / 2).map(|pair| 1.0 / (theta as f32).powf((2 * pair) as f32 / rotated as f32)).collect();
-    let Some(scaling) = scaling else { return Ok(RopeSpec { inv_freq: plain, attention_scaling: 1.0 }) };
+    let scaling = scaling(fields)?;
+    let theta = theta(fields, scaling.as_ref())?;
+    let rotated = rotated(fields, scaling.as_ref(), head_dim, default_partial)?;
+    // The context that the unscaled frequencies were trained for; the outer field speaks before the inner one.
+    let outer = fields.opt_size("original_max_position_embeddings")?;
+    let inner = scaling.as_ref().map_or(Ok(None), |s| s.opt_size("original_max_position_embeddings"))?;
+    let original = outer.or(inner).unwrap_or(max_positions) as f64;
+    let plain = plain(theta, rotated);
+    let Some(scaling) = scaling else { return checked(fields, RopeSpec { inv_freq: plain, attention_scaling: 1.0 }) };
     let kind = match scaling.opt_str("rope_type")? {
         Some(kind) => kind,
         None => scaling.opt_str("type")?.unwrap_or("default"),
     };
-    scaling.get("type");
-    // Multi-axis sections do not matter for text: all axes hold the same position.
-    scaling.get("mrope_section");
-    scaling.get("mrope_interleaved");
+    // Read so that they are accounted for: sections of multi-axis positions, which hold one position for text, and
+    // remarks that no rule uses.
+    for inert in ["type", "mrope_section", "mrope_interleaved", "finetuned", "extrapolation_factor"] {
+        scaling.get(inert);
+    }
     let spec = match kind {
-        "default" | "mrope" => RopeSpec { inv_freq: plain, attention_scaling: 1.0 },
+        "default" | "mrope" => {
+            scaling.get("factor");
+            RopeSpec { inv_freq: plain, attention_scaling: 1.0 }
+        }
         "linear" => {
             let factor = positive(&scaling, "factor")? as f32;
             RopeSpec { inv_freq: plain.iter().map(|freq| freq / factor).collect(), attention_scaling: 1.0 }
         }
-        "llama3" => llama3(&scaling, plain, max_positions)?,
-        "yarn" => yarn(&scaling, theta, rotated, max_positions)?,
+        "llama3" => llama3(&scaling, plain, original as f32)?,
+        "yarn" => yarn(&scaling, theta, rotated, original, max_positions as f64)?,
         other => {
             return Err(
                 scaling.error("rope_type", format!("is \"{other}\"; supported are default, linear, llama3 and yarn"))
@@ -90,21 +63,81 @@ pub fn read(
     if let Some(warning) = scaling.finish()?.first() {
         return Err(EngineError::Unsupported(format!("{warning}; rotary scaling rules must be known exactly")));
     }
-    Ok(spec)
+    checked(fields, spec)
+}
+
+/// The object that holds the scaling rule. Both names may be there only if they say the same.
+fn scaling<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>>, EngineError> {
+    let (new, old) = (fields.get("rope_parameters"), fields.get("rope_scaling"));
+    if new.is_some() && old.is_some() && new != old {
+        return Err(fields.error("rope_scaling", "and `rope_parameters` are both there and differ; keep one"));
+    }
+    fields.object(if new.is_some() { "rope_parameters" } else { "rope_scaling" })
+}
+
+fn theta(fields: &Fields<'_>, scaling: Option<&Fields<'_>>) -> Result<f64, EngineError> {
+    let outer = fields.opt_number("rope_theta")?;
+    let inner = scaling.map_or(Ok(None), |scaling| scaling.opt_number("rope_theta"))?;
+    if let (Some(outer), Some(inner)) = (outer, inner)
+        && outer != inner
+    {
+        return Err(fields.error("rope_theta", format!("is {outer:e}, but the scaling rule says {inner:e}")));
+    }
+    match inner.or(outer).unwrap_or(10_000.0) {
+        theta if theta > 0.0 => Ok(theta),
+        theta => Err(fields.error("rope_theta", format!("is {theta:e}; it must be positive"))),
+    }
+}
+
+/// Head dimensions that are rotated; an odd count is rounded up to whole pairs when they are used.
+fn rotated(
+    fields: &Fields<'_>,
+    scaling: Option<&Fields<'_>>,
+    head_dim: usize,
+    default_partial: f64,
+) -> Result<usize, EngineError> {
+    let outer = if default_partial < 1.0 { fields.opt_number("partial_rotary_factor")? } else { None };
+    let inner = scaling.map_or(Ok(None), |scaling| scaling.opt_number("partial_rotary_factor"))?;
+    let partial = inner.or(outer).unwrap_or(default_partial);
+    if default_partial == 1.0 && partial != 1.0 {
+        return Err(fields.error("partial_rotary_factor", format!("is {partial:e}; this family rotates whole heads")));
+    }
+    let rotated = (head_dim as f64 * partial) as usize;
+    if rotated == 0 || rotated.next_multiple_of(2) > head_dim {
+        let message = format!("of {partial:e} rotates {rotated} of {head_dim} head dimensions");
+        return Err(fields.error("partial_rotary_factor", message));
+    }
+    Ok(rotated)
+}
+
+/// `theta^(-2i / rotated)` for each pair.
+fn plain(theta: f64, rotated: usize) -> Vec<f32> {
+    (0..rotated.div_ceil(2)).map(|pair| 1.0 / power(theta, pair, rotated)).collect()
+}
+
+fn power(theta: f64, pair: usize, rotated: usize) -> f32 {
+    (theta as f32).powf((2 * pair) as f32 / rotated as f32)
+}
+
+fn checked(fields: &Fields<'_>, spec: RopeSpec) -> Result<RopeSpec, EngineError> {
+    let sound = |value: f32| value.is_finite() && value >= 0.0;
+    if spec.inv_freq.iter().copied().all(sound) && spec.attention_scaling.is_finite() {
+        return Ok(spec);
+    }
+    Err(fields.error("rope_theta", "and its scaling rule give rotary frequencies that are not finite"))
 }
 
 fn positive(fields: &Fields<'_>, key: &str) -> Result<f64, EngineError> {
     match fields.number(key)? {
         value if value > 0.0 => Ok(value),
-        value => Err(fields.error(key, format!("is {value}; it must be positive"))),
+        value => Err(fields.error(key, format!("is {value:e}; it must be positive"))),
     }
 }
 
-fn llama3(scaling: &Fields<'_>, plain: Vec<f32>, max_positions: usize) -> Result<RopeSpec, EngineError> {
+fn llama3(scaling: &Fields<'_>, plain: Vec<f32>, original: f32) -> Result<RopeSpec, EngineError> {
     let factor = positive(scaling, "factor")? as f32;
     let low = positive(scaling, "low_freq_factor")? as f32;
     let high = positive(scaling, "high_freq_factor")? as f32;
-    let original = scaling.size_or("original_max_position_embeddings", max_positions)? as f32;
     if high <= low {
         return Err(scaling.error("high_freq_factor", format!("is {high}; it must be above low_freq_factor {low}")));
     }
@@ -122,12 +155,17 @@ fn llama3(scaling: &Fields<'_>, plain: Vec<f32>, max_positions: usize) -> Result
     Ok(RopeSpec { inv_freq: plain.into_iter().map(rescale).collect(), attention_scaling: 1.0 })
 }
 
-fn yarn(scaling: &Fields<'_>, theta: f64, rotated: usize, max_positions: usize) -> Result<RopeSpec, EngineError> {
-    let original = scaling.size_or("original_max_position_embeddings", max_positions)? as f64;
+fn yarn(
+    scaling: &Fields<'_>,
+    theta: f64,
+    rotated: usize,
+    original: f64,
+    max_positions: f64,
+) -> Result<RopeSpec, EngineError> {
     let factor = match scaling.opt_number("factor")? {
         Some(factor) if factor > 0.0 => factor,
-        Some(factor) => return Err(scaling.error("factor", format!("is {factor}; it must be positive"))),
-        None => max_positions as f64 / original,
+        Some(factor) => return Err(scaling.error("factor", format!("is {factor:e}; it must be positive"))),
+        None => max_positions / original,
     };
     let magnitude = |scale: f64, by: f64| if scale <= 1.0 { 1.0 } else { 0.1 * by * scale.ln() + 1.0 };
     let (mscale, mscale_all) = (scaling.opt_number("mscale")?, scaling.opt_number("mscale_all_dim")?);
@@ -138,7 +176,8 @@ fn yarn(scaling: &Fields<'_>, theta: f64, rotated: usize, max_positions: usize) 
     };
     let beta_fast = scaling.opt_number("beta_fast")?.filter(|beta| *beta != 0.0).unwrap_or(32.0);
     let beta_slow = scaling.opt_number("beta_slow")?.filter(|beta| *beta != 0.0).unwrap_or(1.0);
-    let truncate = scaling.bool_or("truncate", true)?;
+    // An explicit null means no, absence means yes.
+    let truncate = scaling.bool_or("truncate", !scaling.is_null("truncate"))?;
     let dim_of = |rotations: f64| {
         rotated as f64 * (original / (rotations * 2.0 * std::f64::consts::PI)).ln() / (2.0 * theta.ln())
     };
@@ -150,9 +189,9 @@ fn yarn(scaling: &Fields<'_>, theta: f64, rotated: usize, max_positions: usize) 
     if low == high {
         high += 0.001;
     }
-    let inv_freq = (0..rotated / 2)
+    let inv_freq = (0..rotated.div_ceil(2))
         .map(|pair| {
-            let base = (theta as f32).powf((2 * pair) as f32 / rotated as f32);
+            let base = power(theta, pair, rotated);
             let (kept, stretched) = (1.0 / base, 1.0 / (factor as f32 * base));
             let ramp = ((pair as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0);
             let keep = 1.0 - ramp;
@@ -160,4 +199,55 @@ fn yarn(scaling: &Fields<'_>, theta: f64, rotated: usize, max_positions: usize) 
         })
         .collect();
     Ok(RopeSpec { inv_freq, attention_scaling: attention_scaling as f32 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn rope(config: Value) -> Result<RopeSpec, String> {
+        let fields = Fields::new("config.json", &config).unwrap();
+        read(&fields, 20, 256, 1.0).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_outer_original_context_speaks_first() {
+        let rule = |inner: u32| {
+            json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": inner})
+        };
+        let inner = rope(json!({"rope_scaling": rule(64)})).unwrap();
+        let outer = rope(json!({"rope_scaling": rule(512), "original_max_position_embeddings": 64})).unwrap();
+        assert_eq!(inner, outer);
+        assert_ne!(inner, rope(json!({"rope_scaling": rule(512)})).unwrap());
+    }
+
+    #[test]
+    fn two_rules_must_agree() {
+        let linear = json!({"rope_type": "linear", "factor": 2.0});
+        assert!(rope(json!({"rope_scaling": linear, "rope_parameters": linear})).is_ok());
+        let error = rope(json!({"rope_scaling": linear, "rope_parameters": {"rope_type": "default"}})).unwrap_err();
+        assert!(error.contains("rope_scaling") && error.contains("differ"), "{error}");
+    }
+
+    #[test]
+    fn a_null_truncate_means_no() {
+        let rule = |truncate: Value| {
+            let mut rule = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
+            rule["truncate"] = truncate;
+            rope(json!({ "rope_scaling": rule })).unwrap()
+        };
+        assert_eq!(rule(Value::Null), rule(json!(false)));
+        assert_ne!(rule(Value::Null), rule(json!(true)));
+    }
+
+    #[test]
+    fn rules_that_overflow_are_refused() {
+        for rule in
+            [json!({"rope_type": "linear", "factor": 1e-50}), json!({"rope_type": "default", "rope_theta": 1e-300})]
+        {
+            assert!(rope(json!({ "rope_parameters": rule })).unwrap_err().contains("not finite"));
+        }
+    }
 }

@@ -7,6 +7,11 @@ use crate::config::rope;
 use crate::config::spec::{AttentionSpec, Body, LayerSpec, MlpSpec, ModelSpec, MtpSpec, NormSpec, SublayerSpec};
 use crate::errors::EngineError;
 
+/// More layers than this are a damaged configuration.
+pub(super) const MAX_LAYERS: usize = 4096;
+/// Wider heads than this are a damaged configuration.
+const MAX_HEAD_DIM: usize = 1 << 16;
+
 /// Defaults and habits of a family, where its configuration is silent.
 pub(super) struct Habits {
     /// Family name.
@@ -43,7 +48,10 @@ pub(super) struct Dense {
 
 impl Dense {
     pub(super) fn read(fields: &Fields<'_>, prefix: &str, habits: Habits) -> Result<Self, EngineError> {
-        fields.only("hidden_act", "silu")?;
+        // Two names of one function.
+        if fields.opt_str("hidden_act")? != Some("swish") {
+            fields.only("hidden_act", "silu")?;
+        }
         let hidden = fields.size("hidden_size")?;
         let heads = fields.size("num_attention_heads")?;
         let kv_heads = fields.size_or("num_key_value_heads", heads)?;
@@ -51,9 +59,13 @@ impl Dense {
             let message = format!("is {kv_heads}, which does not divide {heads} heads");
             return Err(fields.error("num_key_value_heads", message));
         }
-        let head_dim = fields.size_or("head_dim", habits.head_dim.unwrap_or(hidden / heads))?;
+        let head_dim = fields.size_up_to("head_dim", habits.head_dim.or(Some(hidden / heads)), MAX_HEAD_DIM)?;
         let max_positions = fields.size_or("max_position_embeddings", habits.max_positions)?;
-        let eps = fields.number_or("rms_norm_eps", 1e-6)? as f32;
+        let eps = fields.number_or("rms_norm_eps", 1e-6)?;
+        if !(0.0..=1.0).contains(&eps) {
+            return Err(fields.error("rms_norm_eps", format!("is {eps:e}; it must be from 0 to 1")));
+        }
+        let eps = eps as f32;
         let attention = AttentionSpec {
             name: "self_attn".into(),
             heads,
@@ -67,7 +79,7 @@ impl Dense {
             output_gate: habits.output_gate,
         };
         let mlp = MlpSpec { name: "mlp".into(), intermediate: fields.size("intermediate_size")?, bias: false };
-        let layers = fields.size("num_hidden_layers")?;
+        let layers = fields.size_up_to("num_hidden_layers", None, MAX_LAYERS)?;
         Ok(Self { habits, prefix: prefix.to_owned(), hidden, max_positions, layers, eps, attention, mlp })
     }
 

@@ -1,7 +1,7 @@
 //! Qwen3.5, 3.6 and 3.8 dense: three gated-delta-net layers to one gated full-attention layer, partial rotary
 //! embedding, `1 + w` norms, and a multi-token-prediction head.
 
-use super::dense::{Dense, Habits};
+use super::dense::{Dense, Habits, MAX_LAYERS};
 use super::layer_types;
 use crate::config::fields::Fields;
 use crate::config::quant::Quantization;
@@ -35,7 +35,12 @@ pub(super) fn read(fields: &Fields<'_>, prefix: &str, quantization: Quantization
         "full_attention" => Body::Attention(attention.clone()),
         _ => Body::GatedDelta(delta.clone()),
     });
-    dense.model(fields, quantization, mixers, mtp)
+    let declared = mtp.is_some();
+    let mut spec = dense.model(fields, quantization, mixers, mtp)?;
+    if !declared {
+        spec.skipped.push(("mtp.".into(), "a draft head that the configuration does not declare"));
+    }
+    Ok(spec)
 }
 
 fn gated_delta(fields: &Fields<'_>, norm_eps: f32) -> Result<GatedDeltaSpec, EngineError> {
@@ -59,7 +64,14 @@ fn mtp(fields: &Fields<'_>, dense: &Dense) -> Result<Option<MtpSpec>, EngineErro
     if fields.bool_or("mtp_use_dedicated_embeddings", false)? {
         return Err(fields.error("mtp_use_dedicated_embeddings", "is true, which is not supported"));
     }
-    let layers = fields.opt_count("mtp_num_hidden_layers")?.unwrap_or(0);
+    let layers = match fields.opt_count("mtp_num_hidden_layers")? {
+        Some(layers) if layers > MAX_LAYERS => {
+            return Err(
+                fields.error("mtp_num_hidden_layers", format!("is {layers}; it must not be above {MAX_LAYERS}"))
+            );
+        }
+        layers => layers.unwrap_or(0),
+    };
     let layer = |i: usize| dense.layer(format!("mtp.layers.{i}."), Body::Attention(dense.attention.clone()));
     Ok((layers > 0).then(|| MtpSpec {
         embedding_norm: dense.norm("mtp.pre_fc_norm_embedding"),

@@ -44,11 +44,7 @@ impl ModelFiles {
         match self {
             Self::Folder(folder) => {
                 let path = folder.join(name);
-                let file = match File::open(&path) {
-                    Ok(file) => file,
-                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-                    Err(error) => return Err(io(&path, error)),
-                };
+                let Some((file, _)) = regular_file(&path)? else { return Ok(None) };
                 let mut bytes = Vec::new();
                 file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| io(&path, error))?;
                 if bytes.len() as u64 > limit {
@@ -69,20 +65,27 @@ impl ModelFiles {
     pub fn open(&self, name: &str) -> Result<Option<Blob>, EngineError> {
         let shown = self.display(name);
         match self {
-            Self::Folder(folder) => match File::open(folder.join(name)) {
-                Ok(file) => {
-                    let len = file.metadata().map_err(|error| io(&folder.join(name), error))?.len();
-                    Ok(Some(Blob { name: shown, len, data: BlobData::File(file) }))
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-                Err(error) => Err(io(&folder.join(name), error)),
-            },
+            Self::Folder(folder) => Ok(regular_file(&folder.join(name))?.map(|(file, len)| Blob {
+                name: shown,
+                len,
+                data: BlobData::File(file),
+            })),
             Self::Embedded(files) => Ok(files.iter().find(|(known, _)| *known == name).map(|(_, bytes)| Blob {
                 name: shown,
                 len: bytes.len() as u64,
                 data: BlobData::Bytes(bytes),
             })),
         }
+    }
+}
+
+/// Opens a regular file (a pipe would be waited for) and tells its length; `None` when there is none.
+fn regular_file(path: &Path) -> Result<Option<(File, u64)>, EngineError> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if !metadata.is_file() => Err(io(path, std::io::Error::other("is not a regular file"))),
+        Ok(metadata) => Ok(Some((File::open(path).map_err(|error| io(path, error))?, metadata.len()))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(io(path, error)),
     }
 }
 

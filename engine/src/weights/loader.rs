@@ -68,6 +68,12 @@ pub fn reconcile(spec: &mut ModelSpec, tensors: &Tensors) {
             spec.mtp = None;
         }
     }
+    for (prefix, what) in &spec.skipped {
+        let count = tensors.iter().filter(|(name, _)| name.starts_with(prefix.as_str())).count();
+        if count > 0 {
+            spec.warnings.push(format!("{count} tensors of {what} are not used"));
+        }
+    }
 }
 
 /// Loads `params` from `tensors`; `progress` is told the bytes read so far.

@@ -3,7 +3,7 @@
 use super::eval_tasks::{CasesArgs, PerplexityArgs};
 use crate::engine_host;
 use crate::errors::CliError;
-use crate::output::{GlobalArgs, print_json};
+use crate::output::{GlobalArgs, print_json, write_bytes};
 use atlas_engine::backend::cpu::ActivationDtype;
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::session::Session;
@@ -170,8 +170,5 @@ fn write_tensor(path: &Path, name: &str, shape: &[usize], values: &[f32]) -> Res
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let view = TensorView::new(Dtype::F32, shape.to_vec(), &bytes).map_err(|error| fail(error.to_string()))?;
     let file = safetensors::serialize([(name, view)], None).map_err(|error| fail(error.to_string()))?;
-    let partial = path.with_extension("partial");
-    std::fs::write(&partial, file)
-        .and_then(|()| std::fs::rename(&partial, path))
-        .map_err(|error| fail(error.to_string()))
+    write_bytes(path, &file)
 }
