@@ -243,6 +243,13 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_read_to_the_last_bit() {
+        let config: Value = serde_json::from_str(r#"{"partial_rotary_factor": 0.15384615384615385}"#).unwrap();
+        let spec = read(&Fields::new("config.json", &config).unwrap(), 52, 256, 0.25).unwrap();
+        assert_eq!(spec.inv_freq.len(), 4, "52 times this fraction is 8, and just below it 7");
+    }
+
+    #[test]
     fn rules_that_overflow_are_refused() {
         for rule in
             [json!({"rope_type": "linear", "factor": 1e-50}), json!({"rope_type": "default", "rope_theta": 1e-300})]
