@@ -16,6 +16,8 @@ const MAX_HEAD_DIM: usize = 1 << 16;
 pub(super) struct Habits {
     /// Family name.
     pub(super) family: &'static str,
+    /// Key and value heads; as many as query heads when `None`.
+    pub(super) kv_heads: Option<usize>,
     /// Width of a head; the hidden size over the heads when `None`.
     pub(super) head_dim: Option<usize>,
     /// Positions the model was made for.
@@ -54,7 +56,7 @@ impl Dense {
         }
         let hidden = fields.size("hidden_size")?;
         let heads = fields.size("num_attention_heads")?;
-        let kv_heads = fields.size_or("num_key_value_heads", heads)?;
+        let kv_heads = fields.size_or("num_key_value_heads", habits.kv_heads.unwrap_or(heads))?;
         if !heads.is_multiple_of(kv_heads) {
             let message = format!("is {kv_heads}, which does not divide {heads} heads");
             return Err(fields.error("num_key_value_heads", message));

@@ -9,6 +9,7 @@ use crate::errors::EngineError;
 pub(super) fn read(fields: &Fields<'_>, prefix: &str, quantization: Quantization) -> Result<ModelSpec, EngineError> {
     let habits = Habits {
         family: "llama",
+        kv_heads: None,
         head_dim: None,
         max_positions: 2048,
         partial_rotary: 1.0,

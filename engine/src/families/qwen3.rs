@@ -10,6 +10,7 @@ use crate::errors::EngineError;
 pub(super) fn read(fields: &Fields<'_>, prefix: &str, quantization: Quantization) -> Result<ModelSpec, EngineError> {
     let habits = Habits {
         family: "qwen3",
+        kv_heads: None,
         head_dim: Some(128),
         max_positions: 32768,
         partial_rotary: 1.0,

@@ -11,6 +11,7 @@ use crate::errors::EngineError;
 pub(super) fn read(fields: &Fields<'_>, prefix: &str, quantization: Quantization) -> Result<ModelSpec, EngineError> {
     let habits = Habits {
         family: "qwen3_5",
+        kv_heads: Some(4),
         head_dim: Some(256),
         max_positions: 32768,
         partial_rotary: 0.25,
