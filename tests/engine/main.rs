@@ -4,5 +4,6 @@
 
 mod goldens;
 mod numerics;
+mod serving;
 mod support;
 mod weights;
