@@ -1,6 +1,7 @@
 // Which instruction family can serve every row count of y = x·Wᵀ with the same bits in every row, and at what cost?
 //
-//     instruction_families RESULTS.json
+//     instruction_families RESULTS.json          both shapes, checked and timed
+//     instruction_families RESULTS.json N K      one shape, checked only (N a multiple of 128, K of 1024)
 //
 // First every kernel is checked against a double-precision sum on the CPU, then for equal bits across row counts, tiles,
 // positions in the tile, what fills unused rows, repetitions and families; then it is timed. Any failed correctness
@@ -12,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fma.cuh"
@@ -82,6 +84,8 @@ std::vector<Variant> variants() {
         mma<F, 4, 8, 2, 4, 1, narrow ? 5 : 4>(),
         wgmma<F, 1, 8, narrow ? 4 : 2, narrow ? 4 : 5>(),
         wgmma<F, 1, 16, narrow ? 4 : 2, narrow ? 4 : 5>(),
+        wgmma<F, 2, 8, narrow ? 4 : 2, 4>(),
+        wgmma<F, 1, 64, narrow ? 2 : 1, narrow ? 4 : 6>(),
         wgmma<F, 2, 64, narrow ? 2 : 1, 4>(),
         wgmma<F, 2, 128, 1, narrow ? 5 : 6>(),
         wgmma<F, 2, 256, 1, narrow ? 5 : 4>(),
@@ -103,13 +107,15 @@ __global__ void count_differences(const float* a, const float* b, size_t count, 
 }
 
 __global__ void decode_all(uint16_t* out) {  // [127 scales][16 codes][8 positions]
-    const int byte = blockIdx.x, code = threadIdx.x;
+    const uint32_t byte = blockIdx.x, code = byte == 0 ? 0 : threadIdx.x;
     uint32_t codes[4][2], a[4];
     for (auto& pair : codes) pair[0] = pair[1] = code;
-    const uint32_t scale[2] = {nvfp4_scale_pair(byte), nvfp4_scale_pair(byte)};
+    const uint32_t pair = nvfp4_scale_pair(widened_scale(byte)), scale[2] = {pair, pair};
     nvfp4_decode(nvfp4_word(codes), scale, a);
-    for (int i = 0; i < 8; i++) out[(byte * 16 + code) * 8 + i] = uint16_t(a[i / 2] >> (16 * (i % 2)));
+    for (int i = 0; i < 8; i++) out[(byte * 16 + threadIdx.x) * 8 + i] = uint16_t(a[i / 2] >> (16 * (i % 2)));
 }
+
+__global__ void nothing() {}
 
 __global__ void __launch_bounds__(512) read_all(const uint4* in, size_t count, uint32_t* out) {
     constexpr int unroll = 8;
@@ -174,7 +180,7 @@ struct Case {
     int copies;  // of the weight, used in turn so that no run finds it in a cache
     uint8_t* w;
     uint16_t *x_rows, *x;
-    float *y, *other, *baseline, *partial;
+    float *y, *baseline, *partial;
     uint32_t* arrived;
     unsigned long long* differing;
     unsigned* worst;
@@ -188,22 +194,25 @@ struct Case {
         x_rows = device_array<uint16_t>(size_t(kMaxRows + 64) * k);
         x = device_array<uint16_t>(size_t(kMaxRows + kPadTo) * k);
         y = device_array<float>(size_t(kMaxRows) * n);
-        other = device_array<float>(size_t(kMaxRows) * n);
         baseline = device_array<float>(size_t(kMaxRows) * n);
         partial = device_array<float>(size_t(kMaxRows) * n * 4);
         arrived = device_array<uint32_t>(size_t(kMaxRows) * n / 64);
         differing = device_array<unsigned long long>(1);
         worst = device_array<unsigned>(1);
         CHECK(cudaMemset(arrived, 0, size_t(kMaxRows) * n / 64 * 4));
-        for (int c = 0; c < copies; c++)
-            pack_weights<F><<<n / 16 * (k / kBlock) / 4, 128, 0, stream>>>(w + weight_bytes * c, n, k);
-        make_x<<<unsigned((size_t(kMaxRows + 64) * k + 255) / 256), 256, 0, stream>>>(x_rows, kMaxRows + 64, k, 0);
-        CHECK(cudaGetLastError());
+        make_data(false);
     }
     ~Case() {
-        for (void* at : {(void*)w, (void*)x_rows, (void*)x, (void*)y, (void*)other, (void*)baseline, (void*)partial,
+        for (void* at : {(void*)w, (void*)x_rows, (void*)x, (void*)y, (void*)baseline, (void*)partial,
                          (void*)arrived, (void*)differing, (void*)worst})
             cudaFree(at);
+    }
+
+    void make_data(bool wild) {
+        for (int c = 0; c < copies; c++)
+            pack_weights<F><<<n / 16 * (k / kBlock) / 4, 128, 0, stream>>>(w + weight_bytes * c, n, k, wild);
+        make_x<<<unsigned((size_t(kMaxRows + 64) * k + 255) / 256), 256, 0, stream>>>(x_rows, kMaxRows + 64, k, wild);
+        CHECK(cudaGetLastError());
     }
 
     /// Packs rows first..first + rows; the rows of the last tile beyond them hold `pad`.
@@ -235,7 +244,7 @@ struct Case {
     }
 
     double weight(int feature, int at) const {
-        if (F == Format::Bf16) return bf16_to_double(w_value(feature, at));
+        if (F == Format::Bf16) return bf16_to_double(w_value(feature, at, false));
         return e2m1_to_double(nvfp4_code(feature, at)) * e4m3_to_double(nvfp4_scale(feature, at / 16)) * double(kNvfp4Global);
     }
 
@@ -254,7 +263,7 @@ struct Case {
             row[s] = s < 8 ? (s & 1 ? rows - 1 : 0) : s % rows;
             feature[s] = s < 8 ? (s & 2 ? n - 1 : 0) : int(hash(s, 7, 9) % n);
             for (int at = 0; at < k; at++) {
-                double product = bf16_to_double(x_value(row[s], at)) * weight(feature[s], at);
+                double product = bf16_to_double(x_value(row[s], at, false)) * weight(feature[s], at);
                 exact[s] += product;
                 size[s] += std::fabs(product);
             }
@@ -326,23 +335,30 @@ struct Case {
         }
     }
 
-    /// The two matrix families against each other, and wgmma's two places for A.
+    /// Every wgmma tile against the smallest mma.sync tile, wgmma's two places for A, and FMA for comparison; on the
+    /// usual data and on wild data, where a product can be 2¹²⁶ times another.
     void check_across_families() {
-        const Variant &mma8 = all[0], &wgmma256 = all[9], &fma16 = all[12];
-        run(mma8, problem(0, kMaxRows, 1));
-        CHECK(cudaMemcpyAsync(baseline, y, size_t(kMaxRows) * n * 4, cudaMemcpyDeviceToDevice, stream));
-        run(wgmma256, problem(0, kMaxRows, 1));
-        emit_equal(wgmma256, 1, "against mma.sync", kMaxRows, compare(y, baseline, size_t(kMaxRows) * n));
-        if constexpr (F == Format::Bf16) {
-            CHECK(cudaMemcpyAsync(other, y, size_t(kMaxRows) * n * 4, cudaMemcpyDeviceToDevice, stream));
-            Problem p = problem(0, kMaxRows, 1);
-            CHECK(cudaMemsetAsync(y, 0xFF, size_t(kMaxRows) * n * 4, stream));
-            wgmma_shared_a<64><<<dim3(kMaxRows / 64, n / 64), 128, 0, stream>>>(p);
-            CHECK(cudaGetLastError());
-            emit_equal(wgmma256, 1, "A in shared memory", kMaxRows, compare(y, other, size_t(kMaxRows) * n));
+        for (bool wild : {false, true}) {
+            make_data(wild);
+            for (int splits : kSplits) {
+                run(all[0], problem(0, kMaxRows, splits));
+                CHECK(cudaMemcpyAsync(baseline, y, size_t(kMaxRows) * n * 4, cudaMemcpyDeviceToDevice, stream));
+                for (const Variant& v : all) {
+                    if (v.family == Family::Fma && v.rows != 16) continue;
+                    run(v, problem(0, kMaxRows, splits));
+                    emit_equal(v, splits, wild ? "against mma.sync, wild data" : "against mma.sync", kMaxRows,
+                               compare(y, baseline, size_t(kMaxRows) * n));
+                }
+                if (F == Format::Nvfp4 || splits > 1) continue;
+                Problem p = problem(0, kMaxRows, splits);
+                CHECK(cudaMemsetAsync(y, 0xFF, size_t(kMaxRows) * n * 4, stream));
+                wgmma_shared_a<64><<<dim3(kMaxRows / 64, n / 64), 128, 0, stream>>>(p);
+                CHECK(cudaGetLastError());
+                emit_equal({Family::Wgmma, 64, 64, 1, nullptr}, 1, wild ? "A in shared memory, wild data" : "A in shared memory",
+                           kMaxRows, compare(y, baseline, size_t(kMaxRows) * n));
+            }
         }
-        run(fma16, problem(0, kMaxRows, 1));
-        emit_equal(fma16, 1, "against mma.sync", kMaxRows, compare(y, baseline, size_t(kMaxRows) * n));
+        make_data(false);
     }
 
     void time_all() {
@@ -380,13 +396,13 @@ struct Case {
         fprintf(json, ",\n{\"kind\":\"pack_x\",\"k\":%d,\"rows\":%d,\"us\":%.3f}", k, kMaxRows, seconds * 1e6);
     }
 
-    bool all_of_it() {
+    bool all_of_it(bool timed) {
         check_against_cpu();
         for (int splits : kSplits)
             for (Family f : {Family::MmaSync, Family::Wgmma, Family::Fma}) check_bits(f, splits);
         check_across_families();
-        time_all();
-        fprintf(stderr, "%s N=%d K=%d: %s\n", format, n, k, sound ? "checked and timed" : "A KERNEL IS WRONG");
+        if (timed) time_all();
+        fprintf(stderr, "%s N=%d K=%d: %s\n", format, n, k, sound ? "kernels agree with the CPU" : "A KERNEL IS WRONG");
         return sound;
     }
 };
@@ -428,11 +444,25 @@ void probes(FILE* json, cudaStream_t stream, int sms) {
             bytes / best * 1e-9, 2.0 * bytes / copy * 1e-9);
     CHECK(cudaFree(from));
     CHECK(cudaFree(to));
+    constexpr int launches = 64;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    for (int i = 0; i < launches; i++) nothing<<<sms, 256, 0, stream>>>();
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    double empty = time_stream(stream, [&] { CHECK(cudaGraphLaunch(exec, stream)); }) / launches;
+    CHECK(cudaGraphExecDestroy(exec));
+    CHECK(cudaGraphDestroy(graph));
+    fprintf(json, ",\n{\"kind\":\"empty_kernel_in_graph\",\"us\":%.3f}", empty * 1e6);
 }
 
 int main(int argc, char** argv) {
-    if (argc != 2) {
-        fprintf(stderr, "usage: instruction_families RESULTS.json\n");
+    std::vector<std::pair<int, int>> shapes{{17408, 5120}, {5120, 17408}};
+    const bool timed = argc == 2;
+    if (argc == 4) shapes = {{atoi(argv[2]), atoi(argv[3])}};
+    if ((argc != 2 && argc != 4) || shapes[0].first <= 0 || shapes[0].first % 128 || shapes[0].second <= 0 || shapes[0].second % 1024) {
+        fprintf(stderr, "usage: instruction_families RESULTS.json [N K]   (N a multiple of 128, K of 1024)\n");
         return 2;
     }
     cudaDeviceProp device;
@@ -455,12 +485,12 @@ int main(int argc, char** argv) {
     cudaStream_t stream;
     CHECK(cudaStreamCreate(&stream));
     bool good = check_decoder(json);
-    probes(json, stream, device.multiProcessorCount);
-    for (auto [n, k] : {std::pair{17408, 5120}, std::pair{5120, 17408}}) {
-        good &= Case<Format::Bf16>(n, k, json, stream).all_of_it();
-        good &= Case<Format::Nvfp4>(n, k, json, stream).all_of_it();
+    if (timed) probes(json, stream, device.multiProcessorCount);
+    for (auto [n, k] : shapes) {
+        good &= Case<Format::Bf16>(n, k, json, stream).all_of_it(timed);
+        good &= Case<Format::Nvfp4>(n, k, json, stream).all_of_it(timed);
     }
-    probes(json, stream, device.multiProcessorCount);
+    if (timed) probes(json, stream, device.multiProcessorCount);
     fprintf(json, "]\n");
     if (fclose(json) != 0) return 1;
     return good ? 0 : 1;

@@ -12,6 +12,7 @@
 enum class Format { Bf16, Nvfp4 };
 
 constexpr int kBlock = 64;
+constexpr int kMaxSplits = 4;
 constexpr int kGroupBytes = 1024;  // 8 rows of x × 64 columns, bf16
 
 template <Format F>
@@ -39,15 +40,17 @@ __host__ __device__ inline uint32_t hash(uint32_t a, uint32_t b, uint32_t seed) 
     return h;
 }
 
-/// A bf16 with a random sign and mantissa, and an exponent of at most `top` that halves in frequency as it falls.
-__host__ __device__ inline uint16_t random_bf16(uint32_t h, int top) {
+/// A bf16 with a random sign and mantissa. Without `wild` its exponent is at most `top` and halves in frequency as it
+/// falls; with it the exponent is uniform over 64 powers of two.
+__host__ __device__ inline uint16_t random_bf16(uint32_t h, int top, bool wild) {
     int fall = 0;
     while (fall < 9 && (h >> (16 + fall) & 1)) fall++;
-    return uint16_t((h & 0x8000) | uint32_t(127 + top - fall) << 7 | (h & 0x7F));
+    const int exponent = wild ? 127 - 32 + int(h >> 24 & 63) : 127 + top - fall;
+    return uint16_t((h & 0x8000) | uint32_t(exponent) << 7 | (h & 0x7F));
 }
 
-__host__ __device__ inline uint16_t x_value(int row, int k) { return random_bf16(hash(row, k, 1), 2); }
-__host__ __device__ inline uint16_t w_value(int n, int k) { return random_bf16(hash(n, k, 2), -4); }
+__host__ __device__ inline uint16_t x_value(int row, int k, bool wild) { return random_bf16(hash(row, k, 1), 2, wild); }
+__host__ __device__ inline uint16_t w_value(int n, int k, bool wild) { return random_bf16(hash(n, k, 2), -4, wild); }
 __host__ __device__ inline uint32_t nvfp4_code(int n, int k) { return hash(n, k, 3) >> 9 & 15; }
 /// E4M3 block scales around one; a sixteenth of them is subnormal.
 __host__ __device__ inline uint32_t nvfp4_scale(int n, int block) {
@@ -74,6 +77,16 @@ __host__ inline double e4m3_to_double(uint32_t byte) {
 
 // ---- Packing ----
 
+/// A non-zero E4M3 scale with its exponent widened to five bits, subnormals made normal: one multiply-add then turns it
+/// into a pair of bf16. A zero scale becomes zero codes instead.
+__host__ __device__ inline uint32_t widened_scale(uint32_t byte) {
+    uint32_t e = byte >> 3 & 15, m = byte & 7;
+    if (e) return (e + 3) << 3 | m;  // 2^(e − 7) has code e − 7 + 10
+    if (m == 0) return 0;
+    int up = m >= 4 ? 1 : m >= 2 ? 2 : 3;
+    return uint32_t(4 - up) << 3 | ((m << up) & 7);
+}
+
 /// Column of the block at lane part t, step i, half e, element h.
 __host__ __device__ inline int column(int t, int i, int e, int h) { return 16 * t + 4 * i + 2 * e + h; }
 
@@ -93,7 +106,7 @@ __host__ __device__ inline uint32_t nvfp4_word(const uint32_t (*code)[2]) {
 
 /// One warp a 16 × 64 part of a weight block. Register p of a fragment: row g + 8(p & 1), half p >> 1.
 template <Format F>
-__global__ void pack_weights(uint8_t* out, int n, int k) {
+__global__ void pack_weights(uint8_t* out, int n, int k, bool wild) {
     int warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int blocks = k / kBlock;
     if (warp >= n / 16 * blocks) return;
@@ -105,27 +118,28 @@ __global__ void pack_weights(uint8_t* out, int n, int k) {
             uint32_t words[4];
             for (int p = 0; p < 4; p++) {
                 int at = kb * kBlock + column(t, i, p >> 1, 0);
-                words[p] = w_value(row + 8 * (p & 1), at) | uint32_t(w_value(row + 8 * (p & 1), at + 1)) << 16;
+                words[p] = w_value(row + 8 * (p & 1), at, wild) | uint32_t(w_value(row + 8 * (p & 1), at + 1, wild)) << 16;
             }
             *reinterpret_cast<uint4*>(block + part * 2048 + i * 512 + lane * 16) = {words[0], words[1], words[2], words[3]};
         } else {
             uint32_t code[4][2];
             for (int p = 0; p < 4; p++)
                 for (int h = 0; h < 2; h++)
-                    code[p][h] = nvfp4_code(row + 8 * (p & 1), kb * kBlock + column(t, i, p >> 1, h));
+                    code[p][h] = nvfp4_scale(row + 8 * (p & 1), kb * 4 + t) == 0
+                                     ? 0 : nvfp4_code(row + 8 * (p & 1), kb * kBlock + column(t, i, p >> 1, h));
             *reinterpret_cast<uint32_t*>(block + part * 512 + lane * 16 + i * 4) = nvfp4_word(code);
         }
     }
     if constexpr (F == Format::Nvfp4) {
         for (int r = 0; r < 2; r++)
-            block[2048 + part * 64 + lane * 2 + r] = uint8_t(nvfp4_scale(row + 8 * r, kb * 4 + t));
+            block[2048 + part * 64 + lane * 2 + r] = uint8_t(widened_scale(nvfp4_scale(row + 8 * r, kb * 4 + t)));
     }
 }
 
-/// Rows first_row.. of the test x, row-major.
-__global__ void make_x(uint16_t* out, int rows, int k, int first_row) {
+/// The test x, row-major.
+__global__ void make_x(uint16_t* out, int rows, int k, bool wild) {
     size_t at = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (at < size_t(rows) * k) out[at] = x_value(first_row + int(at / k), int(at % k));
+    if (at < size_t(rows) * k) out[at] = x_value(int(at / k), int(at % k), wild);
 }
 
 /// x as [K/64][groups][step][half][8 rows][8 elements]: 128-byte core matrices, as `ldmatrix` and `wgmma` read them.
@@ -148,9 +162,9 @@ __device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
     return d;
 }
 
-/// E4M3 (non-negative) × 2¹¹⁹ in both halves; exact, subnormal scales included.
-__device__ inline uint32_t nvfp4_scale_pair(uint32_t byte) {
-    return mul_bf16x2(mul_bf16x2(byte * 0x00100010u, 0x7B807B80u), 0x7B007B00u);
+/// A widened scale × 2¹¹⁹ in both halves: code 1 is 2⁻⁹, whose exponent field becomes −9 + 119 + 127 = 237.
+__device__ inline uint32_t nvfp4_scale_pair(uint32_t widened) {
+    return widened * 0x00100010u + (236u << 7 | 236u << 23);
 }
 
 /// A packed word and the scales of rows g and g + 8 → four bf16 pairs, e2m1 × e4m3 × 2⁻⁷, exactly.
@@ -251,13 +265,24 @@ struct Epilogue {
         __syncthreads();
         if (!last) return;
         __threadfence();
-        for (int at = thread; at < tile_rows * tile_features; at += threads) {
-            int row = row0 + at / tile_features;
+        const size_t stride = size_t(p.rows) * p.n;
+#pragma unroll 2
+        for (int at = thread * 4; at < tile_rows * tile_features; at += threads * 4) {
+            const int row = row0 + at / tile_features;
             if (row >= p.rows) break;
-            size_t to = size_t(row) * p.n + feature0 + at % tile_features;
-            float total = __ldcg(p.partial + to);
-            for (int s = 1; s < p.splits; s++) total = __fadd_rn(total, __ldcg(p.partial + size_t(s) * p.rows * p.n + to));
-            p.y[to] = __fmul_rn(total, p.scale);
+            const size_t to = size_t(row) * p.n + feature0 + at % tile_features;
+            float4 part[kMaxSplits];  // all loads are under way before the first sum
+#pragma unroll
+            for (int s = 0; s < kMaxSplits; s++)
+                if (s < p.splits) part[s] = __ldcg(reinterpret_cast<const float4*>(p.partial + s * stride + to));
+            float4 total = part[0];
+#pragma unroll
+            for (int s = 1; s < kMaxSplits; s++)
+                if (s < p.splits)
+                    total = {__fadd_rn(total.x, part[s].x), __fadd_rn(total.y, part[s].y),
+                             __fadd_rn(total.z, part[s].z), __fadd_rn(total.w, part[s].w)};
+            *reinterpret_cast<float4*>(p.y + to) = {__fmul_rn(total.x, p.scale), __fmul_rn(total.y, p.scale),
+                                                    __fmul_rn(total.z, p.scale), __fmul_rn(total.w, p.scale)};
         }
         if (thread == 0) p.arrived[tile] = 0;
     }

@@ -44,9 +44,9 @@ __global__ void __launch_bounds__(32 * WM * WN) mma_linear(const Problem p) {
     const int first = own_split ? blockIdx.z * split_stages : 0;
     const int count = own_split ? split_stages : split_stages * p.splits;
 
-    auto fetch = [&](int stage) {
+    auto fetch = [&](int stage, int slot) {
         if (stage < count) {
-            uint8_t* to = shared + stage % Stages * Tile::kStageBytes;
+            uint8_t* to = shared + slot * Tile::kStageBytes;
             const int kb = (first + stage) * Depth;
             constexpr int run = Depth * kBlockBytes<F>;
 #pragma unroll
@@ -67,12 +67,15 @@ __global__ void __launch_bounds__(32 * WM * WN) mma_linear(const Problem p) {
 
     float acc[MT][4 * NT] = {};
     const Epilogue epilogue{p, own_split ? int(blockIdx.z) : -1};
-    for (int s = 0; s < Stages - 1; s++) fetch(s);
+    for (int s = 0; s < Stages - 1; s++) fetch(s, s);
+    int slot = 0, free = Stages - 1, split = 0, left = split_stages;
     for (int stage = 0; stage < count; stage++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(Stages - 2) : "memory");
         __syncthreads();
-        fetch(stage + Stages - 1);
-        const uint8_t* weights = shared + stage % Stages * Tile::kStageBytes;
+        fetch(stage + Stages - 1, free);
+        const uint8_t* weights = shared + slot * Tile::kStageBytes;
+        free = slot;
+        if (++slot == Stages) slot = 0;
         const uint8_t* x = weights + Tile::kWeightBytes + wn * NT * kGroupBytes + lane * 16;
 #pragma unroll
         for (int d = 0; d < Depth; d++) {
@@ -100,11 +103,12 @@ __global__ void __launch_bounds__(32 * WM * WN) mma_linear(const Problem p) {
                 }
             }
         }
-        if ((stage + 1) % split_stages == 0) {
+        if (--left == 0) {
 #pragma unroll
             for (int m = 0; m < MT; m++)
-                epilogue.put<NT>(acc[m], row0 + wn * NT * 8 + lane % 4 * 2, feature0 + (wm * MT + m) * 16 + lane / 4,
-                                 stage / split_stages);
+                epilogue.put<NT>(acc[m], row0 + wn * NT * 8 + lane % 4 * 2, feature0 + (wm * MT + m) * 16 + lane / 4, split);
+            split++;
+            left = split_stages;
         }
     }
     epilogue.finish(blockIdx.y * gridDim.x + blockIdx.x, row0, Tile::kRows, feature0, Tile::kFeatures, thread, Tile::kThreads);

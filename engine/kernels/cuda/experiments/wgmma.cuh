@@ -27,8 +27,8 @@ __device__ inline void copy_bulk(uint8_t* to, const uint8_t* from, int bytes, ui
 }
 
 /// Core matrices without swizzle: 128 bytes apart along K, `kGroupBytes` apart along the rows of x.
-__device__ inline uint64_t x_descriptor(const uint8_t* at) {
-    return uint64_t(smem(at) >> 4 & 0x3FFF) | uint64_t(128 >> 4) << 16 | uint64_t(kGroupBytes >> 4) << 32;
+__device__ inline uint64_t x_descriptor(uint32_t at) {
+    return uint64_t(kGroupBytes >> 4) << 32 | (at >> 4 | uint32_t(128 >> 4) << 16);
 }
 
 /// `Groups` consumer warpgroups of 64 features × N rows; `Depth` weight blocks of K in one of `Stages` stages.
@@ -85,28 +85,35 @@ __global__ void __launch_bounds__(128 * (Groups + 1), 1) wgmma_linear(const Prob
         if constexpr (Tile::kMoveRegisters) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         float acc[N / 2] = {};
         uint32_t a[2][4][4];
-        // One block of 64 columns: its four instructions run while the next block's fragments are made.
-        auto block = [&](int at, uint32_t (&a)[4][4]) {
-            const int stage = at / Depth, slot = stage % Stages, d = at % Depth;
-            if (d == 0) barrier_wait(full + slot, stage / Stages & 1);
-            const uint8_t* base = shared + slot * Tile::kStageBytes;
-            Fragment<F> w;
-            w.load(base + (group * Depth + d) * kBlockBytes<F>, warp, lane);
+        // Two blocks of 64 columns alternate: one's instructions run while the other's fragments are made.
+        constexpr int round = Depth == 1 ? 2 : 1;  // stages
+        int slot = 0, before = -1, parity = 0;
+        for (int split = 0; split * split_stages < count; split++) {
+            for (int stage = 0; stage < split_stages; stage += round) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) w.step(i, a[i]);
-            const uint64_t x = x_descriptor(base + Tile::kWeightBytes + d * N / 8 * kGroupBytes);
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                for (int r = 0; r < round; r++) {
+                    barrier_wait(full + slot, parity);
+                    const uint8_t* base = shared + slot * Tile::kStageBytes;
+                    const uint32_t x = smem(base + Tile::kWeightBytes);
 #pragma unroll
-            for (int i = 0; i < 4; i++) wgmma<N>(acc, a[i], x + i * (256 >> 4));
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-            if (at > 0 && d == 0 && lane == 0) barrier_arrive(empty + (stage - 1) % Stages);
-        };
-        const int split_blocks = split_stages * Depth;
-        for (int split = 0, at = 0; at < count * Depth; split++) {
-            for (const int end = at + split_blocks; at < end; at += 2) {
-                block(at, a[0]);
-                block(at + 1, a[1]);
+                    for (int d = 0; d < Depth; d++) {
+                        uint32_t(&now)[4][4] = a[(r * Depth + d) % 2];
+                        Fragment<F> w;
+                        w.load(base + (group * Depth + d) * kBlockBytes<F>, warp, lane);
+#pragma unroll
+                        for (int i = 0; i < 4; i++) w.step(i, now[i]);
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+                        for (int i = 0; i < 4; i++) wgmma<N>(acc, now[i], x_descriptor(x + d * (N / 8) * kGroupBytes + i * 256));
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                        // One lane arrives for its warp. racecheck follows the order only if every lane arrives.
+                        if (d == 0) __syncwarp();
+                        if (d == 0 && before >= 0 && lane == 0) barrier_arrive(empty + before);
+                    }
+                    before = slot;
+                    if (++slot == Stages) slot = 0, parity ^= 1;
+                }
             }
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             epilogue.put<N / 8>(acc, row0 + lane % 4 * 2, feature0 + group * 64 + warp * 16 + lane / 4, split);
@@ -143,7 +150,7 @@ __global__ void __launch_bounds__(128) wgmma_shared_a(const Problem p) {
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         for (int i = 0; i < 4; i++) {
             const uint64_t a = uint64_t(smem(a_tile[i]) >> 4 & 0x3FFF) | uint64_t(128 >> 4) << 16 | uint64_t(256 >> 4) << 32;
-            wgmma_shared<N>(acc, a, x_descriptor(x_tile) + i * (256 >> 4));
+            wgmma_shared<N>(acc, a, x_descriptor(smem(x_tile) + i * 256));
         }
         asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
         __syncthreads();
