@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 const MAX_FILE: u64 = 256 << 20;
 /// While weights are read, progress is logged this often.
 const PROGRESS: Duration = Duration::from_secs(2);
+/// Prompt tokens of a step unless told: prefill is at full speed from here on, and others wait no longer.
+const CPU_STEP_TOKENS: usize = 512;
 /// A context shorter than this is of no use.
 const LEAST_CONTEXT: usize = 16;
 
@@ -48,8 +50,9 @@ pub(crate) fn start(model: &ModelSource, options: &ServeOptions) -> Result<Serve
     let limits = EngineOptions {
         max_queue: options.max_queue as usize,
         max_step_tokens: match options.max_prefill_tokens {
-            0 => loaded.context,
-            tokens => tokens as usize,
+            None => CPU_STEP_TOKENS,
+            Some(0) => loaded.context,
+            Some(tokens) => tokens as usize,
         },
         max_sequences: sized.load.sequences,
     };

@@ -154,8 +154,9 @@ serve_options! {
         max_num_seqs: u32 = 128, int(1, 4096), ["max_running_requests"], EFFECTIVE;
         /// Sequences that one step decodes at most.
         max_batch_size: u32 = 8, int(1, 4096), [], EFFECTIVE;
-        /// Prompt tokens that one step computes at most; longer prompts are cut into chunks. 0 does not cut.
-        max_prefill_tokens: u32 = 8192, int(0, 1_048_576), ["max_num_batched_tokens", "chunked_prefill_size"], EFFECTIVE;
+        /// Prompt tokens that one step computes at most; longer prompts are cut into chunks. 0 does not cut. By default
+        /// 512 on a CPU, where a step of more keeps other requests waiting for seconds.
+        max_prefill_tokens: Option<u32> = None, int(0, 1_048_576), ["max_num_batched_tokens", "chunked_prefill_size"], EFFECTIVE;
         /// Fraction of the device's memory that weights, caches and buffers may take together.
         gpu_memory_utilization: f64 = 0.9, number(0.05, 1.0), ["gpu_mem", "mem_fraction_static"], EFFECTIVE;
         /// Memory of the host that stays free, in MiB.
