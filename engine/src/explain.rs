@@ -21,14 +21,6 @@ pub fn known_hardware(name: &str) -> Option<ExplainHardware> {
     Some(ExplainHardware { name: name.into(), memory_bytes: memory_gb * 1_000_000_000, bandwidth: Some(bandwidth) })
 }
 
-/// This machine: its available memory. Bandwidth is not guessed.
-pub fn this_machine() -> ExplainHardware {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0);
-    ExplainHardware { name: "this".into(), memory_bytes: kib * 1024, bandwidth: None }
-}
-
 fn add(sum: &mut Cost, cost: &Cost) {
     sum.params += cost.params;
     sum.weight_bytes += cost.weight_bytes;

@@ -2,11 +2,13 @@
 
 use crate::embedded;
 use crate::errors::CliError;
-use crate::host::memory::available;
+use crate::host::memory::{available, this_machine};
 use crate::memory_fit::MemoryNeed;
 use crate::model::ModelSource;
 use atlas_engine::backend::cpu::ActivationDtype;
-use atlas_engine::explain::{explain, this_machine};
+use atlas_engine::config::generation::GenerationConfig;
+use atlas_engine::config::hf;
+use atlas_engine::explain::explain;
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::session::Session;
 use atlas_engine::text::chat_template::ChatTemplate;
@@ -19,7 +21,6 @@ use atlas_schemas::serve_options::{
     self as options, Device, KvCacheDtype, KvDtype as KvOption, ReasoningParser, ServeOptions, ToolCallParser,
 };
 use atlas_server::ServedModel;
-use serde_json::Value;
 use std::time::{Duration, Instant};
 
 /// Largest small file (tokenizer, template, configuration) that is read whole.
@@ -61,13 +62,9 @@ pub(crate) fn start(model: &ModelSource, options: &ServeOptions) -> Result<Serve
     Ok(ServedModel::new(engine, tokenizer, template, tools, reasoning))
 }
 
-/// The checkpoint's `generation_config.json`, if it has one.
-pub(crate) fn generation_config(model: &ModelSource) -> Result<Option<Value>, CliError> {
-    let name = "generation_config.json";
-    let files = files(model)?;
-    let Some(bytes) = files.read(name, MAX_FILE)? else { return Ok(None) };
-    let value = serde_json::from_slice(&bytes);
-    value.map(Some).map_err(|error| CliError::Failed(format!("{}: {error}", files.display(name))))
+/// What the checkpoint's `generation_config.json` suggests.
+pub(crate) fn generation_config(model: &ModelSource) -> Result<GenerationConfig, CliError> {
+    Ok(hf::load_generation(&files(model)?)?)
 }
 
 /// What serving the model takes at least: its weights, and the caches of one sequence at full context length.

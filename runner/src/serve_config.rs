@@ -1,10 +1,10 @@
 //! From serve options to the configuration of the HTTP server.
 
 use crate::errors::CliError;
+use atlas_engine::config::generation::GenerationConfig;
 use atlas_engine::sampling::SamplingParams;
 use atlas_schemas::serve_options::ServeOptions;
 use atlas_server::{ApiKey, ServerConfig};
-use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const MAX_KEY_FILE: u64 = 64 << 10;
 /// model's name unless the options have one.
 pub(crate) fn server_config(
     options: &ServeOptions,
-    generation: Option<&Value>,
+    generation: &GenerationConfig,
     name: &str,
 ) -> Result<ServerConfig, CliError> {
     let mut config = ServerConfig::new(options.model_name.clone().unwrap_or_else(|| name.to_owned()));
@@ -41,21 +41,25 @@ pub(crate) fn server_config(
 }
 
 /// What requests get when they say nothing: the options, else what the checkpoint recommends, else plain sampling.
-fn sampling(options: &ServeOptions, generation: Option<&Value>) -> SamplingParams {
-    let recommended = |key: &str| generation.and_then(|config| config.get(key)).and_then(Value::as_f64);
+fn sampling(options: &ServeOptions, generation: &GenerationConfig) -> SamplingParams {
     // `do_sample: false` recommends greedy decoding whatever the other fields say.
-    let greedy = generation.and_then(|config| config.get("do_sample")).and_then(Value::as_bool) == Some(false);
-    let number = |option: Option<f64>, key: &str, range: std::ops::RangeInclusive<f64>, plain: f64| {
-        option.or_else(|| recommended(key).filter(|value| range.contains(value))).unwrap_or(plain) as f32
+    let greedy = generation.do_sample == Some(false);
+    let number = |option: Option<f64>, recommended: Option<f64>, range: std::ops::RangeInclusive<f64>, plain: f64| {
+        option.or_else(|| recommended.filter(|value| range.contains(value))).unwrap_or(plain) as f32
     };
     SamplingParams {
-        temperature: number(options.default_temperature, "temperature", 0.0..=2.0, if greedy { 0.0 } else { 1.0 }),
-        top_k: options.default_top_k.or_else(|| recommended("top_k").map(|k| k as u32)).unwrap_or(0),
-        top_p: number(options.default_top_p, "top_p", f64::MIN_POSITIVE..=1.0, 1.0),
-        min_p: number(options.default_min_p, "min_p", 0.0..=1.0, 0.0),
-        repetition_penalty: number(options.default_repetition_penalty, "repetition_penalty", 0.01..=10.0, 1.0),
-        presence_penalty: number(options.default_presence_penalty, "presence_penalty", -2.0..=2.0, 0.0),
-        frequency_penalty: number(options.default_frequency_penalty, "frequency_penalty", -2.0..=2.0, 0.0),
+        temperature: number(
+            options.default_temperature,
+            generation.temperature,
+            0.0..=2.0,
+            if greedy { 0.0 } else { 1.0 },
+        ),
+        top_k: options.default_top_k.or(generation.top_k).unwrap_or(0),
+        top_p: number(options.default_top_p, generation.top_p, f64::MIN_POSITIVE..=1.0, 1.0),
+        min_p: number(options.default_min_p, generation.min_p, 0.0..=1.0, 0.0),
+        repetition_penalty: number(options.default_repetition_penalty, generation.repetition_penalty, 0.01..=10.0, 1.0),
+        presence_penalty: number(options.default_presence_penalty, generation.presence_penalty, -2.0..=2.0, 0.0),
+        frequency_penalty: number(options.default_frequency_penalty, generation.frequency_penalty, -2.0..=2.0, 0.0),
         ..SamplingParams::default()
     }
 }
@@ -99,15 +103,19 @@ mod tests {
     use atlas_schemas::serve_options::Secret;
     use serde_json::json;
 
+    fn read(generation: serde_json::Value) -> GenerationConfig {
+        GenerationConfig::read(&generation).unwrap()
+    }
+
     #[test]
     fn options_win_over_the_checkpoint_and_the_checkpoint_over_plain() {
         let generation = json!({ "temperature": 0.6, "top_k": 20, "top_p": 7.0 });
         let options = ServeOptions { default_temperature: Some(0.2), ..ServeOptions::default() };
-        let sampling = super::sampling(&options, Some(&generation));
+        let sampling = super::sampling(&options, &read(generation));
         assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.2, 20, 1.0));
-        assert_eq!(super::sampling(&ServeOptions::default(), None).temperature, 1.0);
+        assert_eq!(super::sampling(&ServeOptions::default(), &GenerationConfig::default()).temperature, 1.0);
         let greedy = json!({ "do_sample": false });
-        assert_eq!(super::sampling(&ServeOptions::default(), Some(&greedy)).temperature, 0.0);
+        assert_eq!(super::sampling(&ServeOptions::default(), &read(greedy)).temperature, 0.0);
     }
 
     #[test]
@@ -129,9 +137,9 @@ mod tests {
     fn required_auth_needs_a_key_and_limits_are_taken_over() {
         let mut options =
             ServeOptions { require_auth: true, max_body_mb: 2, request_timeout: 0, ..ServeOptions::default() };
-        assert_eq!(server_config(&options, None, "m").unwrap_err().exit_code(), 2);
+        assert_eq!(server_config(&options, &GenerationConfig::default(), "m").unwrap_err().exit_code(), 2);
         options.api_key = Some(Secret::new("k"));
-        let config = server_config(&options, None, "m").unwrap();
+        let config = server_config(&options, &GenerationConfig::default(), "m").unwrap();
         assert_eq!(
             (config.limits.max_body_bytes, config.request_timeout, config.model_name.as_str()),
             (2 << 20, NO_LIMIT, "m")

@@ -2,8 +2,9 @@
 
 use crate::engine_host;
 use crate::errors::CliError;
+use crate::host::memory::this_machine;
 use crate::interrupt::Interrupt;
-use atlas_engine::explain::{explain, this_machine};
+use atlas_engine::explain::explain;
 use atlas_engine::model::LoadOptions;
 use atlas_engine::weights::ModelFiles;
 use atlas_gates::client::Client;

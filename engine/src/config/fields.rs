@@ -213,8 +213,13 @@ impl<'a> Fields<'a> {
 
     /// A boolean, with a default.
     pub fn bool_or(&self, key: &str, default: bool) -> Result<bool, EngineError> {
-        self.get(key).map_or(Ok(default), |value| {
-            value.as_bool().ok_or_else(|| self.error(key, format!("is {value}; it must be true or false")))
+        Ok(self.opt_bool(key)?.unwrap_or(default))
+    }
+
+    /// A boolean.
+    pub fn opt_bool(&self, key: &str) -> Result<Option<bool>, EngineError> {
+        self.get(key).map_or(Ok(None), |value| {
+            value.as_bool().map(Some).ok_or_else(|| self.error(key, format!("is {value}; it must be true or false")))
         })
     }
 

@@ -2,10 +2,11 @@
 
 use crate::engine_host;
 use crate::errors::CliError;
+use crate::host::memory::this_machine;
 use crate::output::{GlobalArgs, print_json, write_stdout};
 use crate::recipe::resolve;
 use crate::target::Target;
-use atlas_engine::explain::{explain, known_hardware, this_machine};
+use atlas_engine::explain::{explain, known_hardware};
 use atlas_engine::model::LoadOptions;
 use atlas_schemas::outputs::{Cost, ExplainReport};
 use clap::Args;

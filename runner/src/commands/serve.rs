@@ -52,7 +52,7 @@ impl ServeArgs {
         let interrupt = Interrupt::install()?;
         let options = complete(self.options.0, launched.as_ref())?;
         let model = locate(&self.model, self.revision.as_deref())?;
-        let config = server_config(&options, engine_host::generation_config(&model)?.as_ref(), &self.model)?;
+        let config = server_config(&options, &engine_host::generation_config(&model)?, &self.model)?;
         let name = config.model_name.clone();
         let listener = match bind(&options, &config).await {
             Ok(listener) => listener,

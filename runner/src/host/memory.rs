@@ -1,5 +1,6 @@
 //! How much memory a new process may use: the system's estimate, cut down to what the control groups leave.
 
+use atlas_schemas::outputs::ExplainHardware;
 use std::path::Path;
 
 /// Memory that can be used without swapping or being killed.
@@ -13,6 +14,12 @@ pub(crate) struct Available {
     pub(crate) cgroup_bytes: Option<u64>,
     /// Memory of the machine.
     pub(crate) total_bytes: u64,
+}
+
+/// This machine as `explain` compares with it: the memory that is available. Bandwidth is not guessed.
+pub(crate) fn this_machine() -> ExplainHardware {
+    let memory_bytes = available().map_or(0, |memory| memory.bytes);
+    ExplainHardware { name: "this".into(), memory_bytes, bandwidth: None }
 }
 
 /// Memory now; `None` where `/proc/meminfo` is absent.
