@@ -24,18 +24,11 @@ include!(concat!(env!("OUT_DIR"), "/images.rs"));
 /// Loaded modules of one device, by file name.
 #[derive(Default)]
 pub(super) struct Modules {
+    /// Never unloaded: they live as long as the device's context.
     loaded: HashMap<&'static str, sys::CUmodule>,
 }
 
 impl Modules {
-    /// Unloads everything; the context must be current.
-    pub(super) fn unload(&mut self) {
-        for (_, module) in self.loaded.drain() {
-            // SAFETY: loaded by us and not used any more.
-            let _ = unsafe { result::module::unload(module) };
-        }
-    }
-
     fn module(&mut self, device: &Device, file: &str) -> Result<sys::CUmodule, CudaError> {
         if let Some(module) = self.loaded.get(file) {
             return Ok(*module);
@@ -64,7 +57,7 @@ pub struct Kernel {
     pub(super) device: Device,
 }
 
-// SAFETY: a function handle may be used from any thread; the module lives as long as the device.
+// SAFETY: a function handle may be used from any thread; modules are never unloaded.
 unsafe impl Send for Kernel {}
 
 impl Device {
