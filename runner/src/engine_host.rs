@@ -5,7 +5,7 @@ use crate::errors::CliError;
 use crate::host::memory::{available, this_machine};
 use crate::memory_fit::MemoryNeed;
 use crate::model::ModelSource;
-use atlas_engine::backend::cpu::ActivationDtype;
+use atlas_engine::backend::ActivationDtype;
 use atlas_engine::config::generation::GenerationConfig;
 use atlas_engine::config::hf;
 use atlas_engine::explain::explain;

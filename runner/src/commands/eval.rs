@@ -4,7 +4,7 @@ use super::eval_tasks::{CasesArgs, PerplexityArgs};
 use crate::engine_host;
 use crate::errors::CliError;
 use crate::output::{GlobalArgs, print_json, write_bytes};
-use atlas_engine::backend::cpu::ActivationDtype;
+use atlas_engine::backend::ActivationDtype;
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::session::Session;
 use atlas_gates::suites::cases::Task;
