@@ -5,6 +5,7 @@
 //! them for the device; [`Prepare::finish`] yields the [`Backend`].
 
 pub mod cpu;
+pub mod cuda;
 
 use crate::cache::CacheSizes;
 use crate::config::spec::ParamSpec;

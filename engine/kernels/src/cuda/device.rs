@@ -33,35 +33,72 @@ impl Properties {
     }
 }
 
-/// A handle to one device; clones share it. Everything runs on one stream, in order.
+/// A stream of one device; clones share it. Everything runs on it in order.
 #[derive(Clone)]
 pub struct Device {
-    inner: Arc<Inner>,
+    context: Arc<Context>,
+    stream: Arc<Stream>,
 }
 
-struct Inner {
-    device: sys::CUdevice,
+/// What is shared by all streams of a device: kept for the life of the process, since making it takes long.
+struct Context {
+    ordinal: usize,
     context: sys::CUcontext,
-    stream: sys::CUstream,
     properties: Properties,
     modules: Mutex<Modules>,
 }
 
-// SAFETY: driver handles may be used from any thread once the context is current there, which every method sees to.
-unsafe impl Send for Inner {}
-// SAFETY: as above; the driver serialises calls on one stream itself.
-unsafe impl Sync for Inner {}
+static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
 
-impl Drop for Inner {
+// SAFETY: driver handles may be used from any thread once the context is current there, which every method sees to.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver serialises calls on one context itself.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The context of a device that exists.
+    fn of(ordinal: usize) -> Result<Arc<Self>, CudaError> {
+        let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = contexts.iter().find(|context| context.ordinal == ordinal) {
+            return Ok(context.clone());
+        }
+        let device = result::device::get(ordinal as i32).named("cuDeviceGet")?;
+        let properties = properties(device).named("cuDeviceGetAttribute")?;
+        if properties.capability < (8, 0) {
+            let (major, minor) = properties.capability;
+            return Err(CudaError::Unavailable(format!(
+                "{} has compute capability {major}.{minor}; kernels need 8.0 or later",
+                properties.name
+            )));
+        }
+        // SAFETY: `device` is valid; the context is never released.
+        let context = unsafe { result::primary_ctx::retain(device) }.named("cuDevicePrimaryCtxRetain")?;
+        let context = Arc::new(Self { ordinal, context, properties, modules: Mutex::default() });
+        contexts.push(context.clone());
+        Ok(context)
+    }
+
+    fn make_current(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is never released.
+        unsafe { result::ctx::set_current(self.context) }.named("cuCtxSetCurrent")
+    }
+}
+
+struct Stream {
+    context: Arc<Context>,
+    stream: sys::CUstream,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Stream {}
+// SAFETY: as for `Context`.
+unsafe impl Sync for Stream {}
+
+impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: the handles are ours, memory and kernels hold a clone of the device and are gone.
-        unsafe {
-            let _ = result::ctx::set_current(self.context);
-            if let Ok(modules) = self.modules.get_mut() {
-                modules.unload();
-            }
-            let _ = result::stream::destroy(self.stream);
-            let _ = result::primary_ctx::release(self.device);
+        if self.context.make_current().is_ok() {
+            // SAFETY: the stream is ours; memory and kernels that used it hold a clone of the device and are gone.
+            let _ = unsafe { result::stream::destroy(self.stream) };
         }
     }
 }
@@ -87,7 +124,7 @@ fn no_device(count: &Result<i32, DriverError>) -> bool {
 }
 
 impl Device {
-    /// Opens the device with this index.
+    /// A new stream of the device with this index.
     ///
     /// # Errors
     /// [`CudaError::Unavailable`] without a driver or such a device.
@@ -96,41 +133,28 @@ impl Device {
         if ordinal >= count {
             return Err(CudaError::Unavailable(format!("device {ordinal} was asked for, but there are {count}")));
         }
-        let device = result::device::get(ordinal as i32).named("cuDeviceGet")?;
-        let properties = properties(device).named("cuDeviceGetAttribute")?;
-        if properties.capability < (8, 0) {
-            let (major, minor) = properties.capability;
-            return Err(CudaError::Unavailable(format!(
-                "{} has compute capability {major}.{minor}; kernels need 8.0 or later",
-                properties.name
-            )));
-        }
-        // SAFETY: `device` is valid; the context is released when the last handle goes.
-        let context = unsafe { result::primary_ctx::retain(device) }.named("cuDevicePrimaryCtxRetain")?;
-        // SAFETY: the context was just retained.
-        unsafe { result::ctx::set_current(context) }.named("cuCtxSetCurrent")?;
+        let context = Context::of(ordinal)?;
+        context.make_current()?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking).named("cuStreamCreate")?;
-        let inner = Inner { device, context, stream, properties, modules: Mutex::default() };
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self { stream: Arc::new(Stream { context: context.clone(), stream }), context })
     }
 
     /// What it is.
     pub fn properties(&self) -> &Properties {
-        &self.inner.properties
+        &self.context.properties
     }
 
     pub(super) fn stream(&self) -> sys::CUstream {
-        self.inner.stream
+        self.stream.stream
     }
 
     pub(super) fn modules(&self) -> std::sync::MutexGuard<'_, Modules> {
-        self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner)
+        self.context.modules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the context current on this thread. Every call of the driver comes after it.
     pub(super) fn make_current(&self) -> Result<(), CudaError> {
-        // SAFETY: the context lives as long as `self`.
-        unsafe { result::ctx::set_current(self.inner.context) }.named("cuCtxSetCurrent")
+        self.context.make_current()
     }
 
     /// Free and total bytes of memory.
@@ -143,7 +167,7 @@ impl Device {
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.make_current()?;
         // SAFETY: the stream is ours.
-        unsafe { result::stream::synchronize(self.inner.stream) }.named("cuStreamSynchronize")
+        unsafe { result::stream::synchronize(self.stream.stream) }.named("cuStreamSynchronize")
     }
 
     /// `bytes` of zeros.
@@ -178,9 +202,15 @@ impl Device {
 
     /// Fills memory with zeros.
     pub fn clear(&self, memory: &Memory) -> Result<(), CudaError> {
+        self.fill(memory, 0)
+    }
+
+    /// Fills memory with a byte.
+    pub fn fill(&self, memory: &Memory, byte: u8) -> Result<(), CudaError> {
         self.make_current()?;
         // SAFETY: the range is inside the allocation.
-        unsafe { result::memset_d8_async(memory.address, 0, memory.bytes, self.inner.stream) }.named("cuMemsetD8Async")
+        unsafe { result::memset_d8_async(memory.address, byte, memory.bytes, self.stream.stream) }
+            .named("cuMemsetD8Async")
     }
 
     /// Copies `data` to `memory` at `offset` bytes and waits.
@@ -192,7 +222,7 @@ impl Device {
         assert!(offset + bytes <= memory.bytes, "{bytes} bytes at {offset} of {}", memory.bytes);
         self.make_current()?;
         // SAFETY: the range was checked, and the data live until the copy is done.
-        unsafe { result::memcpy_htod_async(memory.address + offset as u64, data, self.inner.stream) }
+        unsafe { result::memcpy_htod_async(memory.address + offset as u64, data, self.stream.stream) }
             .named("cuMemcpyHtoDAsync")?;
         self.synchronize()
     }
@@ -203,7 +233,7 @@ impl Device {
         // SAFETY: the range was checked; the caller keeps the pinned memory unchanged.
         let slice = unsafe { std::slice::from_raw_parts(data.address as *const u8, bytes) };
         // SAFETY: as above.
-        unsafe { result::memcpy_htod_async(memory.address, slice, self.inner.stream) }.named("cuMemcpyHtoDAsync")
+        unsafe { result::memcpy_htod_async(memory.address, slice, self.stream.stream) }.named("cuMemcpyHtoDAsync")
     }
 
     /// Starts a copy of the first `bytes` of `from` into page-locked memory, whole after [`Self::synchronize`].
@@ -215,7 +245,7 @@ impl Device {
         // SAFETY: the ranges were checked; the borrow ends early, but pinned memory is plain bytes.
         let slice = unsafe { std::slice::from_raw_parts_mut(out.address.cast::<u8>(), bytes) };
         // SAFETY: as above.
-        unsafe { result::memcpy_dtoh_async(slice, from.address, self.inner.stream) }.named("cuMemcpyDtoHAsync")
+        unsafe { result::memcpy_dtoh_async(slice, from.address, self.stream.stream) }.named("cuMemcpyDtoHAsync")
     }
 
     /// Waits for everything and copies `out.len()` elements from `memory` at `offset` bytes.
@@ -227,7 +257,7 @@ impl Device {
         assert!(offset + bytes <= memory.bytes, "{bytes} bytes at {offset} of {}", memory.bytes);
         self.make_current()?;
         // SAFETY: the range was checked, and the copy is done before `out` is given back.
-        unsafe { result::memcpy_dtoh_async(out, memory.address + offset as u64, self.inner.stream) }
+        unsafe { result::memcpy_dtoh_async(out, memory.address + offset as u64, self.stream.stream) }
             .named("cuMemcpyDtoHAsync")?;
         self.synchronize()
     }
@@ -240,7 +270,7 @@ impl Device {
         assert!(from.bytes <= to.bytes, "{} bytes do not fit {}", from.bytes, to.bytes);
         self.make_current()?;
         // SAFETY: the range was checked.
-        unsafe { result::memcpy_dtod_async(to.address, from.address, from.bytes, self.inner.stream) }
+        unsafe { result::memcpy_dtod_async(to.address, from.address, from.bytes, self.stream.stream) }
             .named("cuMemcpyDtoDAsync")
     }
 

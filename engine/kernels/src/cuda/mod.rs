@@ -8,12 +8,16 @@ mod error;
 mod launch;
 mod module;
 mod nvrtc;
+mod probe;
+mod rows;
 mod step;
 
 pub use device::{Device, Memory, Pinned, Plain, Properties, device_count};
 pub use error::CudaError;
 pub use launch::{Event, Graph, Launch, Params};
 pub use module::Kernel;
+pub use probe::probe_memory;
+pub use rows::{Gates, Norm, RowKernels, StepRoom};
 pub use step::{DeviceSegment, FEW_ROWS, StepArena, StepArgs, StepRows, TILE_ROWS, Tile};
 
 /// Bytes of a packed activation of `rows` rows of `width` columns (bf16, see `cuda/common.cuh`).

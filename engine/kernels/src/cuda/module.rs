@@ -9,13 +9,12 @@ use std::collections::HashMap;
 use std::ffi::CString;
 
 /// What the build left of a `.cu` file.
+#[expect(dead_code, reason = "a build has one kind only: it found a compiler or it did not")]
 #[cfg_attr(test, derive(Debug))]
 pub(super) enum Image {
     /// A fat binary made by nvcc.
-    #[expect(dead_code, reason = "one of the two variants is not constructed, as the build found a compiler or not")]
     Binary(&'static [u8]),
     /// Its text.
-    #[expect(dead_code, reason = "as above")]
     Source(&'static str),
 }
 
@@ -24,18 +23,11 @@ include!(concat!(env!("OUT_DIR"), "/images.rs"));
 /// Loaded modules of one device, by file name.
 #[derive(Default)]
 pub(super) struct Modules {
+    /// Never unloaded: they live as long as the device's context.
     loaded: HashMap<&'static str, sys::CUmodule>,
 }
 
 impl Modules {
-    /// Unloads everything; the context must be current.
-    pub(super) fn unload(&mut self) {
-        for (_, module) in self.loaded.drain() {
-            // SAFETY: loaded by us and not used any more.
-            let _ = unsafe { result::module::unload(module) };
-        }
-    }
-
     fn module(&mut self, device: &Device, file: &str) -> Result<sys::CUmodule, CudaError> {
         if let Some(module) = self.loaded.get(file) {
             return Ok(*module);
@@ -64,7 +56,7 @@ pub struct Kernel {
     pub(super) device: Device,
 }
 
-// SAFETY: a function handle may be used from any thread; the module lives as long as the device.
+// SAFETY: a function handle may be used from any thread; modules are never unloaded.
 unsafe impl Send for Kernel {}
 
 impl Device {
