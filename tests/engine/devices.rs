@@ -1,0 +1,82 @@
+//! The devices and arithmetic modes that a test runs on.
+//!
+//! The CPU is always there. A GPU is used when there is one; without one, a test says on stderr that its part on CUDA
+//! was skipped, and fails instead if `ATLAS_TEST_CUDA=required`.
+
+use atlas_engine::backend::Backend;
+use atlas_engine::backend::cpu::{ActivationDtype, CpuBackend, CpuOptions};
+use atlas_engine::cache::CacheSizes;
+use atlas_engine::plan::Plan;
+use atlas_engine::weights::Weights;
+use atlas_kernels::KvDtype;
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::sync::Mutex;
+
+/// Where a plan is executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Device {
+    Cpu,
+}
+
+/// A device with one of its arithmetic modes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) device: Device,
+    pub(crate) activations: ActivationDtype,
+    pub(crate) kv: KvDtype,
+}
+
+impl Target {
+    /// A backend for `plan` with caches of `sizes`.
+    pub(crate) fn backend(&self, plan: &Plan, weights: Weights, sizes: CacheSizes) -> Box<dyn Backend> {
+        match self.device {
+            Device::Cpu => {
+                let options = CpuOptions { threads: 2, activations: self.activations, kv_dtype: self.kv, sizes };
+                Box::new(CpuBackend::new(plan.clone(), weights, options))
+            }
+        }
+    }
+}
+
+/// Every device that is there, in each of its modes.
+pub(crate) fn targets() -> Vec<Target> {
+    let (f32, bf16) = (ActivationDtype::F32, ActivationDtype::Bf16);
+    let target = |device, activations, kv| Target { device, activations, kv };
+    let targets = vec![
+        target(Device::Cpu, f32, KvDtype::F32),
+        target(Device::Cpu, f32, KvDtype::Bf16),
+        target(Device::Cpu, bf16, KvDtype::Bf16),
+    ];
+    match cuda() {
+        Ok(()) => {}
+        Err(reason) => skipped("cuda", &reason),
+    }
+    targets
+}
+
+/// Whether a GPU can be used, or why not.
+fn cuda() -> Result<(), String> {
+    Err("this build has no CUDA backend".to_owned())
+}
+
+/// Says once a test, past the capture of its output, that a device was left out.
+fn skipped(device: &str, reason: &str) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    assert!(
+        std::env::var("ATLAS_TEST_CUDA").as_deref() != Ok("required"),
+        "ATLAS_TEST_CUDA=required, but there is no {device}: {reason}"
+    );
+    let test = std::thread::current().name().unwrap_or("?").to_owned();
+    let line = format!("SKIPPED on {device}: no GPU ({reason}): {test}\n");
+    if SAID.lock().unwrap().insert(test) {
+        // The handle itself, because only the print macros are captured.
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
+    }
+}
+
+/// Cases that a test draws: `usual`, or fewer when `ATLAS_TEST_CASES` says so (for slow tools that watch the device).
+pub(crate) fn cases(usual: u64) -> u64 {
+    let most = std::env::var("ATLAS_TEST_CASES").ok().map(|cases| cases.parse().unwrap());
+    most.map_or(usual, |most: u64| most.min(usual))
+}
