@@ -3,39 +3,47 @@
 //! The CPU is always there. A GPU is used when there is one; without one, a test says on stderr that its part on CUDA
 //! was skipped, and fails instead if `ATLAS_TEST_CUDA=required`.
 
-use atlas_engine::backend::Backend;
-use atlas_engine::backend::cpu::{ActivationDtype, CpuBackend, CpuOptions};
+use atlas_engine::backend::{ActivationDtype, Backend, BackendOptions, DeviceKind, prepare};
 use atlas_engine::cache::CacheSizes;
 use atlas_engine::plan::Plan;
-use atlas_engine::weights::Weights;
+use atlas_engine::weights::RawParam;
 use atlas_kernels::KvDtype;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::Mutex;
 
-/// Where a plan is executed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Device {
-    Cpu,
-}
+/// Rows that a backend prepares for: fewer than some steps have, so that it has to grow.
+const STEP_ROWS: usize = 48;
 
 /// A device with one of its arithmetic modes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Target {
-    pub(crate) device: Device,
+    pub(crate) device: DeviceKind,
     pub(crate) activations: ActivationDtype,
     pub(crate) kv: KvDtype,
 }
 
 impl Target {
     /// A backend for `plan` with caches of `sizes`.
-    pub(crate) fn backend(&self, plan: &Plan, weights: Weights, sizes: CacheSizes) -> Box<dyn Backend> {
-        match self.device {
-            Device::Cpu => {
-                let options = CpuOptions { threads: 2, activations: self.activations, kv_dtype: self.kv, sizes };
-                Box::new(CpuBackend::new(plan.clone(), weights, options))
-            }
+    pub(crate) fn backend(
+        &self,
+        plan: &Plan,
+        params: impl IntoIterator<Item = RawParam>,
+        sizes: CacheSizes,
+    ) -> Box<dyn Backend> {
+        let options = BackendOptions {
+            device: self.device,
+            threads: 2,
+            activations: self.activations,
+            kv_dtype: self.kv,
+            sizes,
+            step_rows: STEP_ROWS,
+        };
+        let mut backend = prepare(plan.clone(), &options).unwrap();
+        for (index, param) in params.into_iter().enumerate() {
+            backend.load(index, param).unwrap();
         }
+        backend.finish().unwrap()
     }
 }
 
@@ -44,9 +52,9 @@ pub(crate) fn targets() -> Vec<Target> {
     let (f32, bf16) = (ActivationDtype::F32, ActivationDtype::Bf16);
     let target = |device, activations, kv| Target { device, activations, kv };
     let targets = vec![
-        target(Device::Cpu, f32, KvDtype::F32),
-        target(Device::Cpu, f32, KvDtype::Bf16),
-        target(Device::Cpu, bf16, KvDtype::Bf16),
+        target(DeviceKind::Cpu, f32, KvDtype::F32),
+        target(DeviceKind::Cpu, f32, KvDtype::Bf16),
+        target(DeviceKind::Cpu, bf16, KvDtype::Bf16),
     ];
     match cuda() {
         Ok(()) => {}

@@ -2,7 +2,7 @@
 
 use super::case::{Builder, Case};
 use super::scenario::Scenario;
-use super::{lengths, rng, verify};
+use super::{Forms, lengths, rng, verify};
 use crate::devices::cases;
 use crate::random::Rng;
 use atlas_engine::config::rope::RopeSpec;
@@ -37,13 +37,13 @@ impl Shape {
         }
     }
 
-    fn case(&self, rng: &mut Rng, attends: bool) -> Case {
+    fn case(&self, rng: &mut Rng, attends: bool, apart: bool) -> Case {
         let (heads, dim) = (self.kv_heads * self.group, self.head_dim);
         let q_stride = if self.gate { 2 * dim } else { dim };
         let k_offset = heads * q_stride;
         let v_offset = k_offset + self.kv_heads * dim;
         let layout = QkvSpec { heads, kv_heads: self.kv_heads, head_dim: dim, q_stride, k_offset, v_offset };
-        let mut builder = Builder::new(rng, 32);
+        let mut builder = Builder::new(rng, 32, apart);
         let qkv = builder.input("projected", v_offset + self.kv_heads * dim, 1.5);
         builder.plan.kv_layers.push(KvLayerSpec { kv_heads: self.kv_heads, head_dim: dim });
         let frequency = |pair: usize| 10_000f32.powf(-2.0 * pair as f32 / self.rotated as f32);
@@ -60,6 +60,7 @@ impl Shape {
             let scale = (dim as f32).powf(-0.5);
             builder.push("attention", Op::Attention { qkv, layout, layer: 0, scale, window: self.window, out });
             if self.gate {
+                builder.keep("attended", out);
                 builder.push("gate", Op::GateOutput { x: out, gate: qkv, layout });
             }
         }
@@ -72,9 +73,9 @@ fn rope_store() {
     for index in 0..cases(8) {
         let mut rng = rng(8, index);
         let shape = Shape::draw(&mut rng);
-        let case = shape.case(&mut rng, false);
+        let case = shape.case(&mut rng, false, true);
         let lengths = lengths(&mut rng);
-        verify(&shape, &case, &Scenario::ragged(&mut rng, lengths));
+        verify(&shape, &Forms::single(case), &Scenario::ragged(&mut rng, lengths));
     }
 }
 
@@ -82,10 +83,10 @@ fn rope_store() {
 fn attention() {
     for index in 0..cases(16) {
         let mut rng = rng(9, index);
-        let shape = Shape { gate: index % 4 == 3, ..Shape::draw(&mut rng) };
-        let case = shape.case(&mut rng, true);
+        let shape = Shape { gate: false, ..Shape::draw(&mut rng) };
+        let case = shape.case(&mut rng, true, true);
         let lengths = lengths(&mut rng);
-        verify(&shape, &case, &Scenario::ragged(&mut rng, lengths));
+        verify(&shape, &Forms::single(case), &Scenario::ragged(&mut rng, lengths));
     }
 }
 
@@ -93,10 +94,11 @@ fn attention() {
 fn gate_output() {
     for index in 0..cases(6) {
         let mut rng = rng(10, index);
-        let shape = Shape { gate: true, window: None, ..Shape::draw(&mut rng) };
-        let case = shape.case(&mut rng, true);
+        let shape = Shape { gate: true, ..Shape::draw(&mut rng) };
+        let seed = rng.clone();
+        let forms = Forms::both(|apart| shape.case(&mut seed.clone(), true, apart));
         let lengths = lengths(&mut rng);
-        verify(&shape, &case, &Scenario::ragged(&mut rng, lengths));
+        verify(&shape, &forms, &Scenario::ragged(&mut rng, lengths));
     }
 }
 
@@ -108,8 +110,8 @@ fn attention_over_long_contexts() {
         let head_dim = rng.pick(&[64, 128]);
         let (kv_heads, rotated, gate, scaling) = (1, head_dim, false, 1.0);
         let shape = Shape { kv_heads, group: 3, head_dim, rotated, norms: true, gate, window, scaling };
-        let case = shape.case(&mut rng, true);
+        let case = shape.case(&mut rng, true, true);
         let lengths = [rng.between(500, 530), rng.between(1020, 1100), rng.between(510, 520), rng.between(1100, 1300)];
-        verify(&shape, &case, &Scenario::ragged(&mut rng, lengths));
+        verify(&shape, &Forms::single(case), &Scenario::ragged(&mut rng, lengths));
     }
 }

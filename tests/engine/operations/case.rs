@@ -3,13 +3,12 @@
 //! A plan begins with the embedding into the residual stream and ends with an output projection, as every model's
 //! does. Inputs of the operation under test are further embeddings: each token picks a row of a random table.
 
-use super::formats::{Format, Raw};
+use super::formats::{Format, random_bf16, random_nvfp4};
 use crate::random::Rng;
 use atlas_engine::config::WeightFormat;
 use atlas_engine::config::spec::{ParamShape, ParamSpec, Partition};
 use atlas_engine::plan::{Buffer, BufferId, Op, ParamId, Part, Plan, PlannedOp, Rows, View};
-use atlas_engine::weights::Weights;
-use atlas_kernels::Dense;
+use atlas_engine::weights::RawParam;
 
 /// Rows of every table: token ids.
 pub(crate) const VOCAB: usize = 229;
@@ -17,25 +16,21 @@ pub(crate) const VOCAB: usize = 229;
 /// A plan with its parameters.
 pub(crate) struct Case {
     pub(crate) plan: Plan,
-    pub(crate) params: Vec<Raw>,
-}
-
-impl Case {
-    pub(crate) fn weights(&self) -> Weights {
-        Weights::from_params(self.params.iter().map(Raw::param).collect())
-    }
+    pub(crate) params: Vec<RawParam>,
 }
 
 /// A plan under construction.
 pub(crate) struct Builder<'a> {
     pub(crate) rng: &'a mut Rng,
     pub(crate) plan: Plan,
-    params: Vec<Raw>,
+    params: Vec<RawParam>,
+    apart: bool,
 }
 
 impl<'a> Builder<'a> {
-    /// A plan whose residual stream is `hidden` wide and holds embeddings.
-    pub(crate) fn new(rng: &'a mut Rng, hidden: usize) -> Self {
+    /// A plan whose residual stream is `hidden` wide and holds embeddings. With `apart`, [`Self::keep`] keeps operations
+    /// from being fused.
+    pub(crate) fn new(rng: &'a mut Rng, hidden: usize, apart: bool) -> Self {
         let nowhere = View { buffer: BufferId(0), width: hidden };
         let plan = Plan {
             params: Vec::new(),
@@ -51,7 +46,7 @@ impl<'a> Builder<'a> {
             final_hidden: nowhere,
             logits: nowhere,
         };
-        let mut builder = Self { rng, plan, params: Vec::new() };
+        let mut builder = Self { rng, plan, params: Vec::new(), apart };
         builder.plan.residual = builder.input("residual", hidden, 1.0);
         builder
     }
@@ -72,20 +67,24 @@ impl<'a> Builder<'a> {
 
     /// A buffer that an embedding fills with values of about `gain`.
     pub(crate) fn input(&mut self, name: &'static str, width: usize, gain: f32) -> View {
-        let raw = Raw::dense(self.rng, Dense::Bf16, VOCAB, width, gain);
-        self.embed(name, width, raw, WeightFormat::Bf16)
-    }
-
-    pub(crate) fn embed(&mut self, name: &'static str, width: usize, raw: Raw, format: WeightFormat) -> View {
-        let table = self.param(raw, ParamShape::Table { rows: VOCAB, width }, format);
+        let values = random_bf16(self.rng, VOCAB, width, gain);
+        let table = self.param(values, ParamShape::Table { rows: VOCAB, width }, WeightFormat::Bf16);
         let out = self.view(name, width);
         self.push(&format!("embed_{name}"), Op::Embed { table, out });
         out
     }
 
+    /// Copies rows of `view`, so that they are needed where they stand.
+    pub(crate) fn keep(&mut self, name: &str, view: View) {
+        if self.apart {
+            let out = self.buffer("kept", view.width, Rows::Logits);
+            self.push(&format!("keep_{name}"), Op::GatherLogitRows { x: view, out });
+        }
+    }
+
     pub(crate) fn vector(&mut self, values: Vec<f32>) -> ParamId {
         let shape = ParamShape::Vector { len: values.len() };
-        self.param(Raw::Vector(values), shape, WeightFormat::F32)
+        self.param(RawParam::Vector(values), shape, WeightFormat::F32)
     }
 
     /// Weights around `mean`.
@@ -96,22 +95,22 @@ impl<'a> Builder<'a> {
 
     pub(crate) fn conv(&mut self, channels: usize, taps: usize) -> ParamId {
         let values = (0..channels * taps).map(|_| 0.6 * self.rng.normal()).collect();
-        self.param(Raw::Vector(values), ParamShape::Conv { channels, taps }, WeightFormat::F32)
+        self.param(RawParam::Vector(values), ParamShape::Conv { channels, taps }, WeightFormat::F32)
     }
 
     /// A projection that keeps the size of its input, from `column` of the output on.
     pub(crate) fn part(&mut self, format: Format, n: usize, k: usize, column: usize, bias: bool) -> Part {
         let gain = (k as f32).powf(-0.5);
         let (raw, declared) = match format {
-            Format::Nvfp4 => (Raw::nvfp4(self.rng, n, k, gain), WeightFormat::Nvfp4),
-            Format::Dense(dtype) => (Raw::dense(self.rng, dtype, n, k, gain), declared(dtype)),
+            Format::Nvfp4 => (random_nvfp4(self.rng, n, k, gain), WeightFormat::Nvfp4),
+            Format::Bf16 => (random_bf16(self.rng, n, k, gain), WeightFormat::Bf16),
         };
         let weight = self.param(raw, ParamShape::Linear { n, k }, declared);
         let bias = bias.then(|| self.random_vector(n, 0.0, 1.0));
         Part { weight, bias, column, n, k }
     }
 
-    fn param(&mut self, raw: Raw, shape: ParamShape, format: WeightFormat) -> ParamId {
+    fn param(&mut self, raw: RawParam, shape: ParamShape, format: WeightFormat) -> ParamId {
         let id = ParamId(self.params.len());
         let name = format!("test.{}.weight", id.0);
         self.plan.params.push(ParamSpec { name, shape, partition: Partition::Replicated, format });
@@ -138,17 +137,9 @@ impl<'a> Builder<'a> {
         let logits = self.buffer("logits", VOCAB, Rows::Logits);
         self.push("gather", Op::GatherLogitRows { x: residual, out: gathered });
         self.norm("final_norm", gathered, x, false);
-        let part = self.part(Format::Dense(Dense::Bf16), VOCAB, residual.width, 0, false);
+        let part = self.part(Format::Bf16, VOCAB, residual.width, 0, false);
         self.push("lm_head", Op::Linear { x, parts: vec![part], out: logits, accumulate: false });
         (self.plan.final_hidden, self.plan.logits) = (x, logits);
         Case { plan: self.plan, params: self.params }
-    }
-}
-
-fn declared(dtype: Dense) -> WeightFormat {
-    match dtype {
-        Dense::F32 => WeightFormat::F32,
-        Dense::F16 => WeightFormat::F16,
-        Dense::Bf16 => WeightFormat::Bf16,
     }
 }

@@ -1,8 +1,8 @@
-//! Number formats and parameters, independent of the engine's: what the references compute with.
+//! Number formats and parameters, decoded independently of the engine: what the references compute with.
 
 use crate::random::Rng;
-use atlas_engine::weights::Param;
-use atlas_kernels::{Dense, KvDtype, PackedMatrix};
+use atlas_engine::weights::{RawData, RawMatrix, RawParam};
+use atlas_kernels::{Dense, KvDtype};
 
 /// To the nearest bf16 value, ties to even. For finite values.
 pub(crate) fn bf16(value: f32) -> f32 {
@@ -37,70 +37,48 @@ pub(crate) fn cached(dtype: KvDtype, value: f32) -> f64 {
 /// How the weight of a projection is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
-    Dense(Dense),
+    Bf16,
     Nvfp4,
 }
 
-/// A parameter as a checkpoint stores it.
-pub(crate) enum Raw {
-    Dense { dtype: Dense, n: usize, k: usize, values: Vec<f32> },
-    Nvfp4 { n: usize, k: usize, packed: Vec<u8>, scales: Vec<u8>, global: f32 },
-    Vector(Vec<f32>),
+/// Random bf16 values of about `gain`.
+pub(crate) fn random_bf16(rng: &mut Rng, n: usize, k: usize, gain: f32) -> RawParam {
+    let bytes = (0..n * k).flat_map(|_| (bf16(gain * rng.normal()).to_bits() >> 16).to_le_bytes()[..2].to_vec());
+    RawParam::Matrix(RawMatrix { n, k, data: RawData::Dense(Dense::Bf16, bytes.collect()) })
 }
 
-impl Raw {
-    /// Random values of about `gain`, representable in `dtype`.
-    pub(crate) fn dense(rng: &mut Rng, dtype: Dense, n: usize, k: usize, gain: f32) -> Self {
-        let round = |value: f32| match dtype {
-            Dense::F32 => value,
-            Dense::F16 => half::f16::from_f32(value).to_f32(),
-            Dense::Bf16 => bf16(value),
-        };
-        Self::Dense { dtype, n, k, values: (0..n * k).map(|_| round(gain * rng.normal())).collect() }
-    }
+/// Random codes; most block scales are near one, a few are anything that is neither negative nor NaN.
+pub(crate) fn random_nvfp4(rng: &mut Rng, n: usize, k: usize, gain: f32) -> RawParam {
+    let packed = (0..n * k / 2).map(|_| rng.next() as u8).collect();
+    let scale = |rng: &mut Rng| if rng.one_in(16) { rng.between(0, 0x7e) } else { rng.between(0x34, 0x3f) } as u8;
+    let scales = (0..n * k / 16).map(|_| scale(rng)).collect();
+    let global = 0.3 * gain * (1.0 + 0.5 * rng.unit());
+    RawParam::Matrix(RawMatrix { n, k, data: RawData::Nvfp4 { packed, scales, global } })
+}
 
-    /// Random codes; most block scales are near one, a few are anything that is no NaN.
-    pub(crate) fn nvfp4(rng: &mut Rng, n: usize, k: usize, gain: f32) -> Self {
-        let packed = (0..n * k / 2).map(|_| rng.next() as u8).collect();
-        let scale = |rng: &mut Rng| if rng.one_in(16) { rng.between(0, 0x7e) } else { rng.between(0x34, 0x3f) } as u8;
-        let scales = (0..n * k / 16).map(|_| scale(rng)).collect();
-        Self::Nvfp4 { n, k, packed, scales, global: 0.3 * gain * (1.0 + 0.5 * rng.unit()) }
-    }
-
-    /// Element (row, column) of a matrix.
-    pub(crate) fn at(&self, row: usize, column: usize) -> f64 {
-        match self {
-            Self::Dense { k, values, .. } => f64::from(values[row * k + column]),
-            Self::Nvfp4 { k, packed, scales, global, .. } => {
-                let nibble = packed[(row * k + column) / 2] >> (4 * (column % 2));
-                e2m1(nibble) * e4m3(scales[(row * k + column) / 16]) * f64::from(*global)
-            }
-            Self::Vector(_) => panic!("a vector has no rows"),
+/// All elements of a matrix, row-major and exact.
+pub(crate) fn elements(param: &RawParam) -> Vec<f64> {
+    let RawParam::Matrix(matrix) = param else { panic!("a vector has no rows") };
+    match &matrix.data {
+        RawData::Dense(Dense::F32, bytes) => {
+            bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
         }
-    }
-
-    pub(crate) fn vector(&self) -> &[f32] {
-        match self {
-            Self::Vector(values) => values,
-            _ => panic!("a matrix is no vector"),
+        RawData::Dense(Dense::F16, bytes) => {
+            bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f64()).collect()
         }
-    }
-
-    /// The parameter as the engine's loader hands it to a backend.
-    pub(crate) fn param(&self) -> Param {
-        match self {
-            Self::Dense { dtype, n, k, values } => {
-                let bytes: Vec<u8> = match dtype {
-                    Dense::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-                    Dense::F16 => values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()).collect(),
-                    Dense::Bf16 => values.iter().flat_map(|value| value.to_le_bytes()[2..].to_vec()).collect(),
-                };
-                Param::Matrix(PackedMatrix::from_dense(*dtype, *n, *k, &bytes))
-            }
-            Self::Nvfp4 { n, k, packed, scales, global } => {
-                Param::Matrix(PackedMatrix::from_nvfp4(*n, *k, packed, scales, *global))
-            }
-            Self::Vector(values) => Param::Vector(values.clone()),
+        RawData::Dense(Dense::Bf16, bytes) => {
+            let widen = |b: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
+            bytes.chunks_exact(2).map(|b| f64::from(widen(b))).collect()
         }
+        RawData::Nvfp4 { packed, scales, global } => (0..matrix.n * matrix.k)
+            .map(|at| e2m1(packed[at / 2] >> (4 * (at % 2))) * e4m3(scales[at / 16]) * f64::from(*global))
+            .collect(),
+    }
+}
+
+pub(crate) fn vector(param: &RawParam) -> &[f32] {
+    match param {
+        RawParam::Vector(values) => values,
+        RawParam::Matrix(_) => panic!("a matrix is no vector"),
     }
 }

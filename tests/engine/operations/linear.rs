@@ -1,15 +1,12 @@
 //! Projections: every format, odd shapes, fused parts, biases, and the residual stream.
 
-use super::case::Builder;
+use super::case::{Builder, Case};
 use super::formats::Format;
 use super::scenario::Scenario;
-use super::{lengths, rng, verify};
+use super::{Forms, lengths, rng, verify};
 use crate::devices::cases;
 use crate::random::Rng;
 use atlas_engine::plan::{Op, Part};
-use atlas_kernels::Dense;
-
-const BF16: Format = Format::Dense(Dense::Bf16);
 
 /// Inputs with a tail: NVFP4 has blocks of 16.
 fn inputs(rng: &mut Rng) -> usize {
@@ -21,7 +18,7 @@ fn parts(builder: &mut Builder<'_>, k: usize, count: usize) -> (Vec<Part>, Vec<S
     let (mut column, mut parts, mut shapes) = (0, Vec::new(), Vec::new());
     for _ in 0..count {
         let (n, bias) = (builder.rng.between(1, 130), builder.rng.one_in(3));
-        let format = builder.rng.pick(&[BF16, Format::Nvfp4]);
+        let format = builder.rng.pick(&[Format::Bf16, Format::Nvfp4]);
         parts.push(builder.part(format, n, k, column, bias));
         shapes.push(format!("{n} {format:?}{}", if bias { " bias" } else { "" }));
         column += n;
@@ -34,7 +31,7 @@ fn linear() {
     for index in 0..cases(12) {
         let mut rng = rng(5, index);
         let (k, count) = (inputs(&mut rng), rng.between(1, 4));
-        let mut builder = Builder::new(&mut rng, k);
+        let mut builder = Builder::new(&mut rng, k, true);
         let (residual, x) = (builder.plan.residual, builder.view("normed", k));
         builder.norm("norm", residual, x, false);
         let (parts, shapes) = parts(&mut builder, k, count);
@@ -42,7 +39,7 @@ fn linear() {
         builder.push("proj", Op::Linear { x, parts, out, accumulate: false });
         let case = builder.finish();
         let lengths = lengths(&mut rng);
-        verify(&("k", k, shapes), &case, &Scenario::ragged(&mut rng, lengths));
+        verify(&("k", k, shapes), &Forms::single(case), &Scenario::ragged(&mut rng, lengths));
     }
 }
 
@@ -51,8 +48,8 @@ fn linear_into_the_residual_stream() {
     for index in 0..cases(8) {
         let mut rng = rng(6, index);
         let (k, hidden) = (inputs(&mut rng), 2 * rng.between(1, 100));
-        let (format, bias) = (rng.pick(&[BF16, Format::Nvfp4]), rng.one_in(3));
-        let mut builder = Builder::new(&mut rng, hidden);
+        let (format, bias) = (rng.pick(&[Format::Bf16, Format::Nvfp4]), rng.one_in(3));
+        let mut builder = Builder::new(&mut rng, hidden, true);
         let gate_up = builder.input("projected", 2 * k, 1.0);
         let (x, out) = (builder.view("activated", k), builder.plan.residual);
         builder.push("silu_mul", Op::SiluMul { gate_up, out: x });
@@ -60,8 +57,34 @@ fn linear_into_the_residual_stream() {
         builder.push("down", Op::Linear { x, parts, out, accumulate: true });
         let case = builder.finish();
         let lengths = lengths(&mut rng);
-        verify(&("k", k, "n", hidden, format, bias), &case, &Scenario::ragged(&mut rng, lengths));
+        verify(&("k", k, "n", hidden, format, bias), &Forms::single(case), &Scenario::ragged(&mut rng, lengths));
     }
+}
+
+/// Gate and up projections with the activation after them.
+#[test]
+fn gate_up_and_activation() {
+    for index in 0..cases(8) {
+        let mut rng = rng(15, index);
+        let (k, inner) = (inputs(&mut rng), 2 * rng.between(1, 150));
+        let (format, bias) = (rng.pick(&[Format::Bf16, Format::Nvfp4]), rng.one_in(3));
+        let seed = rng.clone();
+        let forms = Forms::both(|apart| gate_up_case(&mut seed.clone(), k, inner, format, bias, apart));
+        let lengths = lengths(&mut rng);
+        verify(&("k", k, "inner", inner, format, bias), &forms, &Scenario::ragged(&mut rng, lengths));
+    }
+}
+
+fn gate_up_case(rng: &mut Rng, k: usize, inner: usize, format: Format, bias: bool, apart: bool) -> Case {
+    let mut builder = Builder::new(rng, k, apart);
+    let (residual, x) = (builder.plan.residual, builder.view("normed", k));
+    builder.norm("norm", residual, x, false);
+    let parts = vec![builder.part(format, inner, k, 0, bias), builder.part(format, inner, k, inner, bias)];
+    let (gate_up, out) = (builder.view("projected", 2 * inner), builder.view("activated", inner));
+    builder.push("gate_up", Op::Linear { x, parts, out: gate_up, accumulate: false });
+    builder.keep("gate_up", gate_up);
+    builder.push("silu_mul", Op::SiluMul { gate_up, out });
+    builder.finish()
 }
 
 /// Every number of rows from 1 to 129 has the bits of the longest chunk.
@@ -70,13 +93,13 @@ fn rows_of_any_number() {
     for index in 0..cases(2) {
         let mut rng = rng(7, index);
         let (k, n) = (16 * rng.between(9, 20), rng.between(100, 200));
-        let mut builder = Builder::new(&mut rng, k);
+        let mut builder = Builder::new(&mut rng, k, true);
         let (residual, x) = (builder.plan.residual, builder.view("normed", k));
         builder.norm("norm", residual, x, false);
-        let parts = vec![builder.part([BF16, Format::Nvfp4][index as usize % 2], n, k, 0, false)];
+        let parts = vec![builder.part([Format::Bf16, Format::Nvfp4][index as usize % 2], n, k, 0, false)];
         let out = builder.view("projected", n);
         builder.push("proj", Op::Linear { x, parts, out, accumulate: false });
         let case = builder.finish();
-        verify(&("k", k, "n", n), &case, &Scenario::every_row_count(&mut rng));
+        verify(&("k", k, "n", n), &Forms::single(case), &Scenario::every_row_count(&mut rng));
     }
 }

@@ -12,6 +12,7 @@ mod attention;
 mod case;
 mod formats;
 mod linear;
+mod models;
 mod recurrent;
 mod reference;
 mod rows;
@@ -19,7 +20,7 @@ mod scenario;
 
 use crate::devices::{Target, targets};
 use crate::random::Rng;
-use atlas_engine::backend::cpu::ActivationDtype;
+use atlas_engine::backend::{ActivationDtype, DeviceKind};
 use atlas_engine::plan::Op;
 use atlas_kernels::KvDtype;
 use case::Case;
@@ -30,21 +31,39 @@ use std::fmt::Debug;
 /// Positions of a sequence whose values are compared; bits are compared everywhere.
 const CHECKED: usize = 48;
 
+/// A case as computed operation by operation, and as the device fuses it if that may differ.
+struct Forms {
+    apart: Case,
+    fused: Option<Case>,
+}
+
+impl Forms {
+    /// Nothing in the case is fused by any device.
+    fn single(case: Case) -> Self {
+        Self { apart: case, fused: None }
+    }
+
+    /// `build` makes the same case twice, first with its operations kept apart.
+    fn both(build: impl Fn(bool) -> Case) -> Self {
+        Self { apart: build(true), fused: Some(build(false)) }
+    }
+}
+
 /// Runs a case on every target and checks bits and values. `what` describes the drawn shape.
-fn verify(what: &dyn Debug, case: &Case, scenario: &Scenario) {
+fn verify(what: &dyn Debug, forms: &Forms, scenario: &Scenario) {
+    let case = &forms.apart;
     for target in targets().into_iter().filter(|target| concerns(case, target)) {
         let what = format!("{target:?}: {what:?}, {scenario:?}");
         let mixed = run(&target, case, scenario);
-        let again = run(&target, case, scenario);
         let alone = run(&target, case, &scenario.alone());
-        same_bits(&format!("{what}: run to run"), case, scenario, &mixed, &again);
-        same_bits(&format!("{what}: in company and alone"), case, scenario, &mixed, &alone);
-        let observed = Observed { case, trace: &alone, tokens: &scenario.tokens, kv: target.kv };
-        for index in 0..case.plan.ops.len() {
-            for sequence in 0..scenario.tokens.len() {
-                check_operation(&what, &observed, target.activations, index, sequence);
-            }
+        same_bits(&format!("{what}: run to run"), (case, &mixed), (case, &run(&target, case, scenario)));
+        same_bits(&format!("{what}: in company and alone"), (case, &mixed), (case, &alone));
+        if let Some(fused) = &forms.fused {
+            let (together, lone) = (run(&target, fused, scenario), run(&target, fused, &scenario.alone()));
+            same_bits(&format!("{what}: fused, in company"), (fused, &together), (case, &alone));
+            same_bits(&format!("{what}: fused, alone"), (fused, &lone), (case, &alone));
         }
+        check_values(&what, &target, case, scenario, &alone, |op| matches!(op, Op::GatherLogitRows { .. }));
     }
 }
 
@@ -57,25 +76,47 @@ fn concerns(case: &Case, target: &Target) -> bool {
     !case.plan.kv_layers.is_empty() || target.kv == plain
 }
 
-fn same_bits(what: &str, case: &Case, scenario: &Scenario, left: &Trace, right: &Trace) {
+/// Every row of every operation that both runs have seen is the same.
+fn same_bits(what: &str, left: (&Case, &Trace), right: (&Case, &Trace)) {
     let mut compared = 0;
-    for (index, planned) in case.plan.ops.iter().enumerate() {
-        for (sequence, tokens) in scenario.tokens.iter().enumerate() {
-            for position in 0..tokens.len() {
-                let rows = (left.row(index, sequence, position), right.row(index, sequence, position));
-                // Rows whose logits nobody asked for are in one run only.
-                let (Some(left), Some(right)) = rows else { continue };
-                let differs = left.iter().zip(right).position(|(left, right)| left.to_bits() != right.to_bits());
-                assert!(
-                    differs.is_none() && left.len() == right.len(),
-                    "{what}: {} of sequence {sequence} position {position} differs at {differs:?}",
-                    planned.name
-                );
-                compared += 1;
-            }
+    for (index, planned) in left.0.plan.ops.iter().enumerate() {
+        let Some(other) = right.0.plan.ops.iter().position(|op| op.name == planned.name) else { continue };
+        for (sequence, position, row) in left.1.rows(index) {
+            // Rows whose logits nobody asked for, and operations inside a fused one, are in one run only.
+            let Some(same) = right.1.row(other, sequence, position) else { continue };
+            let differs = row.iter().zip(same).position(|(left, right)| left.to_bits() != right.to_bits());
+            assert!(
+                differs.is_none() && row.len() == same.len(),
+                "{what}: {} of sequence {sequence} position {position} differs at {differs:?}",
+                planned.name
+            );
+            compared += 1;
         }
     }
     assert!(compared > 0, "{what}: nothing was compared");
+}
+
+/// Compares what operations wrote with what they should write. `hidden` says which of them a device other than the CPU
+/// may leave out, because it computes them inside others.
+fn check_values(
+    what: &str,
+    target: &Target,
+    case: &Case,
+    scenario: &Scenario,
+    trace: &Trace,
+    hidden: impl Fn(&Op) -> bool,
+) {
+    let observed = Observed { case, trace, tokens: &scenario.tokens, kv: target.kv };
+    for (index, planned) in case.plan.ops.iter().enumerate() {
+        for (sequence, tokens) in scenario.tokens.iter().enumerate() {
+            if trace.row(index, sequence, 0).is_some() && observed.is_known(index, sequence) {
+                check_operation(what, &observed, target.activations, index, sequence);
+                continue;
+            }
+            let inside = target.device != DeviceKind::Cpu && hidden(&planned.op);
+            assert!(inside, "{what}: {} was not observed in {} rows", planned.name, tokens.len());
+        }
+    }
 }
 
 fn check_operation(what: &str, observed: &Observed<'_>, mode: ActivationDtype, index: usize, sequence: usize) {
@@ -88,12 +129,11 @@ fn check_operation(what: &str, observed: &Observed<'_>, mode: ActivationDtype, i
     let copies = matches!(planned.op, Op::Embed { .. } | Op::GatherLogitRows { .. });
     let rounded = mode == ActivationDtype::Bf16 && !logits && !copies;
     for (position, want) in positions.iter().zip(observed.expect(index, sequence, &positions)) {
-        let got = observed.trace.row(index, sequence, *position);
-        let got = got.unwrap_or_else(|| panic!("{what}: {} was not observed", planned.name));
-        assert_eq!(got.len(), want.len(), "{what}: {}", planned.name);
+        let got = observed.trace.row(index, sequence, *position).unwrap_or(&[]);
+        let place = format!("{what}: {} of sequence {sequence} position {position}", planned.name);
+        assert_eq!(got.len(), want.len(), "{place}");
         for (column, (got, want)) in got.iter().zip(want).enumerate() {
-            let place = || format!("{what}: {} of sequence {sequence} position {position} column {column}", planned.name);
-            check_value(*got, want, rounded).unwrap_or_else(|why| panic!("{}: {why}", place()));
+            check_value(*got, want, rounded).unwrap_or_else(|why| panic!("{place} column {column}: {why}"));
         }
     }
 }

@@ -9,7 +9,7 @@
 //! - a score that is wrong by δ changes a weight of soft-max by `2δ` of itself.
 
 use super::case::Case;
-use super::formats::cached;
+use super::formats::{self, cached};
 use super::scenario::Trace;
 use atlas_engine::plan::{Op, ParamId, Part, QkvSpec, View};
 use atlas_kernels::KvDtype;
@@ -45,14 +45,29 @@ impl Observed<'_> {
         (0..index).rev().find(writes).unwrap()
     }
 
-    fn input(&self, index: usize, view: View, sequence: usize, position: usize) -> &[f32] {
+    /// What operation `index` read. A copied row may be seen at its source only.
+    fn find(&self, index: usize, view: View, sequence: usize, position: usize) -> Option<&[f32]> {
         let writer = self.writer(index, view);
-        let row = self.trace.row(writer, sequence, position);
-        &row.unwrap_or_else(|| panic!("{} was not observed", self.case.plan.ops[writer].name))[..view.width]
+        match (self.trace.row(writer, sequence, position), &self.case.plan.ops[writer].op) {
+            (Some(row), _) => Some(&row[..view.width]),
+            (None, Op::GatherLogitRows { x, .. }) => self.find(writer, *x, sequence, position),
+            (None, _) => None,
+        }
+    }
+
+    fn input(&self, index: usize, view: View, sequence: usize, position: usize) -> &[f32] {
+        let found = self.find(index, view, sequence, position);
+        found.unwrap_or_else(|| panic!("the input of {} was not observed", self.case.plan.ops[index].name))
+    }
+
+    /// Whether everything that operation `index` reads was observed.
+    pub(crate) fn is_known(&self, index: usize, sequence: usize) -> bool {
+        let reads = reads(&self.case.plan.ops[index].op);
+        reads.iter().all(|view| self.find(index, *view, sequence, 0).is_some())
     }
 
     fn vector(&self, id: ParamId) -> &[f32] {
-        self.case.params[id.0].vector()
+        formats::vector(&self.case.params[id.0])
     }
 
     /// What operation `index` should write for these positions of a sequence, ascending.
@@ -60,20 +75,27 @@ impl Observed<'_> {
         let each = |row: &dyn Fn(usize) -> Vec<Expected>| positions.iter().map(|position| row(*position)).collect();
         let input = |view: View, position: usize| self.input(index, view, sequence, position);
         match &self.case.plan.ops[index].op {
-            Op::Embed { table, out } => each(&|position| {
-                let token = self.tokens[sequence][position] as usize;
-                (0..out.width).map(|column| exactly(self.case.params[table.0].at(token, column) as f32)).collect()
-            }),
+            Op::Embed { table, out } => {
+                let table = formats::elements(&self.case.params[table.0]);
+                each(&|position| {
+                    let row = &table[self.tokens[sequence][position] as usize * out.width..][..out.width];
+                    row.iter().map(|value| exactly(*value as f32)).collect()
+                })
+            }
             Op::GatherLogitRows { x, .. } => {
                 each(&|position| input(*x, position).iter().copied().map(exactly).collect())
             }
             Op::RmsNorm { x, weight, eps, unit_offset, .. } => {
                 each(&|position| norm(input(*x, position), self.vector(*weight), *eps, *unit_offset))
             }
-            Op::Linear { x, parts, out, accumulate } => each(&|position| {
-                let before = accumulate.then(|| input(*out, position));
-                self.linear(input(*x, position), parts, out.width, before)
-            }),
+            Op::Linear { x, parts, out, accumulate } => {
+                let weights: Vec<Vec<f64>> =
+                    parts.iter().map(|part| formats::elements(&self.case.params[part.weight.0])).collect();
+                each(&|position| {
+                    let before = accumulate.then(|| input(*out, position));
+                    self.linear(input(*x, position), parts, &weights, out.width, before)
+                })
+            }
             Op::RopeStore { qkv, layout, norms, rope, .. } => {
                 let norms = norms.map(|(q, k, eps, offset)| (self.vector(q), self.vector(k), eps, offset));
                 each(&|position| self.rope(input(*qkv, position), layout, norms, *rope, position))
@@ -123,13 +145,20 @@ impl Observed<'_> {
         }
     }
 
-    fn linear(&self, x: &[f32], parts: &[Part], width: usize, before: Option<&[f32]>) -> Vec<Expected> {
+    fn linear(
+        &self,
+        x: &[f32],
+        parts: &[Part],
+        weights: &[Vec<f64>],
+        width: usize,
+        before: Option<&[f32]>,
+    ) -> Vec<Expected> {
         let mut out = vec![Expected { value: f64::NAN, slack: 0.0 }; width];
-        for part in parts {
-            let weight = &self.case.params[part.weight.0];
+        for (part, weight) in parts.iter().zip(weights) {
             let bias = part.bias.map(|bias| self.vector(bias));
             for n in 0..part.n {
-                let terms = x.iter().enumerate().map(|(k, x)| weight.at(n, k) * f64::from(*x));
+                let row = &weight[n * part.k..(n + 1) * part.k];
+                let terms = row.iter().zip(x).map(|(weight, x)| weight * f64::from(*x));
                 let (mut value, mut size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
                 let column = part.column + n;
                 for more in [bias.map(|bias| bias[n]), before.map(|before| before[column])].into_iter().flatten() {
@@ -176,6 +205,25 @@ impl Observed<'_> {
             }
         }
         out
+    }
+}
+
+/// What an operation reads.
+fn reads(op: &Op) -> Vec<View> {
+    match op {
+        Op::Embed { .. } => vec![],
+        Op::GatherLogitRows { x, .. } | Op::RmsNorm { x, .. } | Op::CausalConv { x, .. } => vec![*x],
+        Op::Linear { x, out, accumulate, .. } => {
+            if *accumulate {
+                vec![*x, *out]
+            } else {
+                vec![*x]
+            }
+        }
+        Op::RopeStore { qkv, .. } | Op::Attention { qkv, .. } => vec![*qkv],
+        Op::GateOutput { x, gate, .. } | Op::GatedNorm { x, gate, .. } => vec![*x, *gate],
+        Op::SiluMul { gate_up, .. } => vec![*gate_up],
+        Op::GatedDelta { qkv, ab, .. } => vec![*qkv, *ab],
     }
 }
 

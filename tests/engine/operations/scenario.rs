@@ -113,11 +113,27 @@ fn tokens(rng: &mut Rng, lengths: &[usize]) -> Vec<Vec<u32>> {
 }
 
 /// What operations wrote: `[operation][sequence][position]`.
+#[derive(Clone)]
 pub(crate) struct Trace(Vec<Vec<Vec<Option<Vec<f32>>>>>);
 
 impl Trace {
     pub(crate) fn row(&self, op: usize, sequence: usize, position: usize) -> Option<&[f32]> {
         self.0[op][sequence][position].as_deref()
+    }
+
+    /// Changes the largest element of a row by two units of bf16.
+    pub(crate) fn spoil(&mut self, op: usize, sequence: usize, position: usize) {
+        let row = self.0[op][sequence][position].as_mut().unwrap();
+        let largest = row.iter_mut().max_by(|left, right| left.abs().total_cmp(&right.abs())).unwrap();
+        *largest = f32::from_bits(largest.to_bits() + (2 << 16));
+    }
+
+    /// Sequence, position and values of every row of an operation.
+    pub(crate) fn rows(&self, op: usize) -> impl Iterator<Item = (usize, usize, &[f32])> {
+        self.0[op].iter().enumerate().flat_map(|(sequence, rows)| {
+            let rows = rows.iter().enumerate();
+            rows.filter_map(move |(position, row)| row.as_deref().map(|row| (sequence, position, row)))
+        })
     }
 }
 
@@ -136,7 +152,7 @@ pub(crate) fn run(target: &Target, case: &Case, scenario: &Scenario) -> Trace {
     let plan = &case.plan;
     let taps = plan.state_layers.iter().map(|layer| layer.conv_taps).max().unwrap_or(0);
     let sizes = CacheSizes::for_sequences(scenario.tokens.len(), scenario.context() + GROUP, taps, GROUP);
-    let mut backend = target.backend(plan, case.weights(), sizes);
+    let mut backend = target.backend(plan, case.params.iter().cloned(), sizes);
     let caches = Caches::new(&sizes, !plan.state_layers.is_empty());
     let mut sequences: Vec<Sequence> = scenario.tokens.iter().map(|_| caches.sequence().unwrap()).collect();
     let empty = scenario.tokens.iter().map(|tokens| vec![None; tokens.len()]).collect::<Vec<_>>();
