@@ -51,21 +51,23 @@ impl Target {
 pub(crate) fn targets() -> Vec<Target> {
     let (f32, bf16) = (ActivationDtype::F32, ActivationDtype::Bf16);
     let target = |device, activations, kv| Target { device, activations, kv };
-    let targets = vec![
+    let mut targets = vec![
         target(DeviceKind::Cpu, f32, KvDtype::F32),
         target(DeviceKind::Cpu, f32, KvDtype::Bf16),
         target(DeviceKind::Cpu, bf16, KvDtype::Bf16),
     ];
-    match cuda() {
-        Ok(()) => {}
-        Err(reason) => skipped("cuda", &reason),
+    match atlas_engine::backend::cuda::available() {
+        Ok(()) => targets.push(target(DeviceKind::Cuda(0), bf16, KvDtype::Bf16)),
+        Err(reason) => skipped("cuda", &reason.to_string()),
     }
     targets
 }
 
-/// Whether a GPU can be used, or why not.
-fn cuda() -> Result<(), String> {
-    Err("this build has no CUDA backend".to_owned())
+impl Target {
+    /// f32 throughout: what goldens were computed in.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.activations == ActivationDtype::F32 && self.kv == KvDtype::F32
+    }
 }
 
 /// Says once a test, past the capture of its output, that a device was left out.
@@ -76,7 +78,7 @@ fn skipped(device: &str, reason: &str) {
         "ATLAS_TEST_CUDA=required, but there is no {device}: {reason}"
     );
     let test = std::thread::current().name().unwrap_or("?").to_owned();
-    let line = format!("SKIPPED on {device}: no GPU ({reason}): {test}\n");
+    let line = format!("SKIPPED on {device}: {reason}: {test}\n");
     if SAID.lock().unwrap().insert(test) {
         // The handle itself, because only the print macros are captured.
         std::io::stderr().write_all(line.as_bytes()).unwrap();
