@@ -5,7 +5,7 @@
 //! formats, and again after a roll-back and a recomputation from scratch.
 
 use crate::support::load;
-use atlas_engine::backend::cpu::ActivationDtype;
+use atlas_engine::backend::ActivationDtype;
 use atlas_engine::cache::{Caches, Sequence};
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::schedule::StepBatch;
