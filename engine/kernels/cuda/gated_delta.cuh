@@ -40,9 +40,10 @@ struct GatedDelta {
     float* open_u;             // [page][v_heads][64][v_dim]
     float* open_g;             // [page][v_heads][64]
     u16* gated;                // packed [rows][v_heads * v_dim]
-    // Between the kernels of tiles only:
+    // Between the kernels of tiles; the kernels that do everything at once write them if they are `observed`:
     u16* convolved;            // [rows][channels]
     u16* mixed;                // [rows][v_heads * v_dim]
+    // Between the kernels of tiles only:
     float* inverse_norms;      // [rows][k_heads][q, k]
     float* dots;               // [rows][k_heads][q, k][64]: products with the keys of the row's block
     float* decays;             // [rows][v_heads]: G
@@ -59,6 +60,7 @@ struct GatedDelta {
     u32 ring_rows;
     u32 groups;                // of the packed output
     float norm_eps;
+    u32 observed;
 };
 
 __device__ inline u32 channels_of(const GatedDelta& p) { return 2 * p.k_heads * p.k_dim + p.v_heads * p.v_dim; }
@@ -166,6 +168,15 @@ __device__ inline float2 convolve(const GatedDelta& p, const ConvWindow<Taps>& w
 __device__ inline void store_ring(const GatedDelta& p, const Segment& s, u32 row, u32 channel) {
     const u64 slot = u64(s.ring) * p.ring_rows + (s.start + row) % p.ring_rows;
     *reinterpret_cast<u32*>(p.ring + slot * channels_of(p) + channel) = conv_input(p, s, int(s.start + row), channel);
+}
+
+/// Shows a channel pair of a step's row, and what the rule made of a value head's.
+__device__ inline void show_convolved(const GatedDelta& p, u32 row, u32 channel, float2 x) {
+    if (!p.observed) return;
+    *reinterpret_cast<u32*>(p.convolved + u64(row) * channels_of(p) + channel) = to_bf16x2(x.x, x.y);
+}
+__device__ inline void show_mixed(const GatedDelta& p, u32 row, u32 head, u32 column, float o) {
+    if (p.observed) p.mixed[(u64(row) * p.v_heads + head) * p.v_dim + column] = to_bf16(o);
 }
 
 // ---- Norms ----

@@ -17,6 +17,7 @@ struct Shared {
     float g[kBlockRows];
     float beta[kRows];
 };
+static_assert(sizeof(Shared) == 33056, "as the host asks for");
 
 /// Up to kRows rows of a segment in one block.
 struct Rows {
@@ -34,6 +35,7 @@ __device__ void convolve_head(const GatedDelta& p, const Segment& s, u32 row, u3
     for (u32 i = 0; i < kMaxPairs; i++) {
         const u32 c = 2 * (threadIdx.x % kWarp + kWarp * i);
         x[i] = c < dim ? convolve(p, load_window<kMaxTaps>(p, s, row, channel + c), channel + c) : float2{};
+        if (c < dim) show_convolved(p, s.first_row + row, channel + c, x[i]);
     }
 }
 
@@ -103,8 +105,8 @@ __device__ void values_and_decays(const GatedDelta& p, const Segment& s, const R
     }
 }
 
-/// u and o of the rows in this thread's column of the value head.
-__device__ void column_of_rows(const GatedDelta& p, const Rows& rows, u32 head, Shared& m) {
+/// u and o of the rows (`first_row` on in the step) in this thread's column of the value head.
+__device__ void column_of_rows(const GatedDelta& p, const Rows& rows, u32 first_row, u32 head, Shared& m) {
     const u32 column = threadIdx.x;
     const float* state = state_of(p, rows.anchor, head) + column;
     float* updates = updates_of(p, rows.page, head) + column;
@@ -139,7 +141,9 @@ __device__ void column_of_rows(const GatedDelta& p, const Rows& rows, u32 head, 
         }
         const float u = m.beta[r] * (m.v[r][column] - expected);
         updates[t * p.v_dim] = u;
-        m.v[r][column] = round_bf16(fmaf(m.coefficients[r][0][t], u, o));
+        o = round_bf16(fmaf(m.coefficients[r][0][t], u, o));
+        m.v[r][column] = o;
+        show_mixed(p, first_row + r, head, column, o);
     }
 }
 
@@ -176,7 +180,7 @@ __device__ void value_head(const GatedDelta& p, const Segment& s, const Rows& ro
         if (j <= t) m.coefficients[r][part][j] = expf(m.g[t] - m.g[j]) * m.dots[r][part][j];
     }
     __syncthreads();
-    if (threadIdx.x < p.v_dim) column_of_rows(p, rows, head, m);
+    if (threadIdx.x < p.v_dim) column_of_rows(p, rows, s.first_row + rows.first, head, m);
     __syncthreads();
     if (warp < rows.count) {
         const u32 row = s.first_row + rows.first + warp;
@@ -234,7 +238,7 @@ __device__ void segment_of_key_head(const GatedDelta& p, const Segment& s, u32 k
 }  // namespace
 
 /// Grid: (key heads, segments of at most kFewRows rows).
-extern "C" __global__ void __launch_bounds__(kThreads) gated_delta_any_few(const __grid_constant__ GatedDelta p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) gated_delta_any_few(const __grid_constant__ GatedDelta p) {
     extern __shared__ float4 memory[];
     allow_next();
     wait_for_previous();
@@ -243,12 +247,14 @@ extern "C" __global__ void __launch_bounds__(kThreads) gated_delta_any_few(const
     segment_of_key_head(p, s, blockIdx.x, *reinterpret_cast<Shared*>(memory));
 }
 
-/// Grid: (key heads, segments that have tiles).
-extern "C" __global__ void __launch_bounds__(kThreads) gated_delta_any_tiles(const __grid_constant__ GatedDelta p) {
+/// Grid: (key heads, any): the thread blocks along y share the segments that have tiles.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) gated_delta_any_tiles(const __grid_constant__ GatedDelta p) {
     extern __shared__ float4 memory[];
     allow_next();
     wait_for_previous();
     Segment s;
-    if (!tiled_segment(p.step, blockIdx.y, s)) return;
-    segment_of_key_head(p, s, blockIdx.x, *reinterpret_cast<Shared*>(memory));
+    for (u32 n = blockIdx.y; tiled_segment(p.step, n, s); n += gridDim.y) {
+        segment_of_key_head(p, s, blockIdx.x, *reinterpret_cast<Shared*>(memory));
+        __syncthreads();
+    }
 }

@@ -23,6 +23,7 @@ struct Shared {
     float g[kBlockRows];
     float beta[kFewRows];
 };
+static_assert(sizeof(Shared) == 99616, "as the host asks for");
 
 /// What a thread block works on, and where its threads stand.
 struct Place {
@@ -63,7 +64,10 @@ __device__ void conv_row(const GatedDelta& p, const Place& at, const Piece& piec
     for (u32 i = 0; i < kPairs; i++) {
         const u32 c = channel + 2 * (at.lane + kWarp * i);
         x[i] = convolve(p, window[i], c);
-        if (part == 2 || at.first_of_group) store_ring(p, at.s, piece.first + r, c);
+        if (part == 2 || at.first_of_group) {
+            store_ring(p, at.s, piece.first + r, c);
+            show_convolved(p, at.s.first_row + piece.first + r, c, x[i]);
+        }
     }
     float* to = part == 0 ? m.q[r] : part == 1 ? m.k[piece.t + r] : m.v[r];
     const float inverse = part == 2 ? 1.0f : inverse_l2(sum_squares(x));
@@ -192,7 +196,9 @@ __device__ void solve(const GatedDelta& p, const Place& at, const Piece& piece, 
         const float u = m.beta[r] * (m.v[r][column] - expected);
         m.u[t][column] = u;
         kept[t * kDim + column] = u;
-        m.v[r][column] = round_bf16(fmaf(m.coefficients[r][0][t], u, o));
+        o = round_bf16(fmaf(m.coefficients[r][0][t], u, o));
+        m.v[r][column] = o;
+        show_mixed(p, at.s.first_row + piece.first + r, at.head, column, o);
     }
 }
 

@@ -152,6 +152,7 @@ struct Shared {
     float g[kBlockRows];
     float beta[kBlockRows];
 };
+static_assert(sizeof(Shared) == 100864, "as the host asks for");
 /// [q, k][t][j]
 typedef float Coefficients[2][kBlockRows][kBlockRows];
 static_assert(sizeof(Coefficients) <= kBlockRows * kPitch * sizeof(float), "q's rows make room for the coefficients");
@@ -339,32 +340,9 @@ __device__ void store_state(const GatedDelta& p, const Place& at, u32 slot, cons
     }
 }
 
-}  // namespace
-
-/// Grid: (key heads, tiles). Tile i of a segment takes its block i, the last tile one more if there is one.
-extern "C" __global__ void __launch_bounds__(kKeysThreads) gated_delta_keys(const __grid_constant__ GatedDelta p) {
-    extern __shared__ float4 memory[];
-    Rows& rows = *reinterpret_cast<Rows*>(memory);
-    allow_next();
-    wait_for_previous();
-    if (blockIdx.y >= p.step.counts->tiles) return;
-    const Tile tile = p.step.tiles[blockIdx.y];
-    const Segment s = p.step.segments[tile.segment];
-    const u32 block = tile.row / kTileRows;
-    keys_of_block(p, s, block, rows);
-    if (tile.row + kTileRows >= s.rows && block + 1 < blocks_of(s)) keys_of_block(p, s, block + 1, rows);
-}
-
-/// Grid: (128 / kColumns, value heads, segments that have tiles).
-extern "C" __global__ void __launch_bounds__(kValuesThreads) gated_delta_values(const __grid_constant__ GatedDelta p) {
-    extern __shared__ float4 memory[];
-    Shared& m = *reinterpret_cast<Shared*>(memory);
+/// The blocks of a segment in turn.
+__device__ void values_of_segment(const GatedDelta& p, const Place& at, Shared& m) {
     Coefficients& c = *reinterpret_cast<Coefficients*>(m.rows);
-    allow_next();
-    wait_for_previous();
-    Place at;
-    if (!tiled_segment(p.step, blockIdx.z, at.s)) return;
-    at.head = blockIdx.y, at.key_head = at.head / (p.v_heads / p.k_heads), at.column = blockIdx.x * kColumns;
     const u32* anchors = p.step.tables + at.s.anchors;
     load_state(p, at, anchors[0], m);
     for (u32 block = 0; block < blocks_of(at.s); block++) {
@@ -391,4 +369,31 @@ extern "C" __global__ void __launch_bounds__(kValuesThreads) gated_delta_values(
         }
         __syncthreads();
     }
+}
+
+}  // namespace
+
+/// Grid: (key heads, tiles). Tile i of a segment takes its block i, the last tile one more if there is one.
+extern "C" __global__ void __launch_bounds__(kKeysThreads, 2) gated_delta_keys(const __grid_constant__ GatedDelta p) {
+    extern __shared__ float4 memory[];
+    Rows& rows = *reinterpret_cast<Rows*>(memory);
+    allow_next();
+    wait_for_previous();
+    if (blockIdx.y >= p.step.counts->tiles) return;
+    const Tile tile = p.step.tiles[blockIdx.y];
+    const Segment s = p.step.segments[tile.segment];
+    const u32 block = tile.row / kTileRows;
+    keys_of_block(p, s, block, rows);
+    if (tile.row + kTileRows >= s.rows && block + 1 < blocks_of(s)) keys_of_block(p, s, block + 1, rows);
+}
+
+/// Grid: (128 / kColumns, value heads, any): the thread blocks along z share the segments that have tiles.
+extern "C" __global__ void __launch_bounds__(kValuesThreads, 2) gated_delta_values(const __grid_constant__ GatedDelta p) {
+    extern __shared__ float4 memory[];
+    Shared& m = *reinterpret_cast<Shared*>(memory);
+    allow_next();
+    wait_for_previous();
+    Place at;
+    at.head = blockIdx.y, at.key_head = at.head / (p.v_heads / p.k_heads), at.column = blockIdx.x * kColumns;
+    for (u32 n = blockIdx.z; tiled_segment(p.step, n, at.s); n += gridDim.z) values_of_segment(p, at, m);
 }
