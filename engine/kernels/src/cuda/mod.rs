@@ -3,6 +3,7 @@
 //! Each operation has a file here that checks shapes and launches, and a `.cu` file of the same name. Activations are
 //! bf16; those that a linear layer reads stand in the packed layout of `cuda/common.cuh`.
 
+mod delta;
 mod device;
 mod error;
 mod launch;
@@ -14,6 +15,9 @@ mod rows;
 mod step;
 mod weights;
 
+pub use delta::{
+    DeltaBuffers, DeltaCaches, DeltaColumns, DeltaKernels, DeltaParams, DeltaRoom, DeltaScratch, DeltaShape,
+};
 pub use device::{Device, Memory, Pinned, Plain, Properties, device_count};
 pub use error::CudaError;
 pub use launch::{Event, Graph, Launch, Params};
