@@ -10,6 +10,7 @@ mod module;
 mod nvrtc;
 mod probe;
 mod rows;
+mod sample;
 mod step;
 
 pub use device::{Device, Memory, Pinned, Plain, Properties, device_count};
@@ -18,6 +19,7 @@ pub use launch::{Event, Graph, Launch, Params};
 pub use module::Kernel;
 pub use probe::probe_memory;
 pub use rows::{Gates, Norm, RowKernels, StepRoom};
+pub use sample::{Candidate, Choice, MAX_TOP, RowSelection, SampleKernels};
 pub use step::{DeviceSegment, FEW_ROWS, StepArena, StepArgs, StepRows, TILE_ROWS, Tile};
 
 /// Bytes of a packed activation of `rows` rows of `width` columns (bf16, see `cuda/common.cuh`).
