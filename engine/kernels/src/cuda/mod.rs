@@ -12,6 +12,7 @@ mod module;
 mod nvrtc;
 mod probe;
 mod rows;
+mod sample;
 mod step;
 mod weights;
 
@@ -25,6 +26,7 @@ pub use linear::{LinearKernels, LinearOut, LinearRows, PackedRows};
 pub use module::Kernel;
 pub use probe::probe_memory;
 pub use rows::{Gates, Norm, RowKernels, StepRoom};
+pub use sample::{Candidate, Choice, MAX_TOP, RowSelection, SampleKernels};
 pub use step::{DeviceSegment, FEW_ROWS, StepArena, StepArgs, StepRows, TILE_ROWS, Tile};
 pub use weights::{LinearFormat, LinearShape, MAX_PARTS, PackedLinear, RawWeight, WeightLoader};
 
