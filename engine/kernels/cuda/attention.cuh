@@ -38,7 +38,7 @@ struct AttentionArgs {
     u32 chunks;          // few rows: thread blocks that share a segment's context
     u32 slots;           // few rows: at least 8 · chunks and the splits of the longest context
     u32 pairs;           // few rows: room for the pairs of a segment under one KV head
-    u32 ring;            // slots of shared memory, each a tile's keys or values
+    u32 ring;            // few rows: slots of shared memory, each a tile's keys or values; at most 8
     float score_scale;   // > 0: scale · k_scale · log2(e)
     float v_scale;
 };
@@ -122,8 +122,11 @@ struct Fragment {
 /// Positions `begin .. end`.
 struct Visible {
     u32 begin, end;
-    __device__ inline bool has(u32 position) const { return position >= begin && position < end; }
+    __device__ inline bool has(u32 position, u32 count = 1) const { return position >= begin && position + count <= end; }
 };
+
+/// Position of a row that does not exist: it sees nothing.
+constexpr u32 kNowhere = 0xFFFFFFFF;
 
 __device__ inline Visible visible(u32 position, u32 window) {
     return {window != 0 && position >= window ? position + 1 - window : 0, position + 1};
@@ -176,12 +179,14 @@ constexpr u32 kOnes = 0x3F803F80u;
 
 // ---- Output ----
 
-/// Attended values of dims `dim`, `dim + 1` of a row's head: rounded, gated if there is a gate, rounded again, packed.
-__device__ inline void store_attended(const AttentionArgs& a, u32 row, u32 head, u32 dim, float first, float second,
-                                      float factor) {
-    // Adding zero makes every zero positive: its sign would depend on the tiles walked.
-    first = round_bf16(first * factor + 0.0f);
-    second = round_bf16(second * factor + 0.0f);
+/// Two attended values, rounded to bf16. Adding zero makes every zero positive: its sign would depend on the tiles walked.
+__device__ inline u32 attended(float first, float second, float factor) {
+    return to_bf16x2(first * factor + 0.0f, second * factor + 0.0f);
+}
+
+/// Stores the attended pair of dims `dim`, `dim + 1` of a row's head: gated and rounded again if there is a gate; packed.
+__device__ inline void store_attended(const AttentionArgs& a, u32 row, u32 head, u32 dim, u32 pair) {
+    float first = low_bf16(pair), second = high_bf16(pair);
     if (a.gated) {
         const u64 at = u64(row) * a.width + head * a.q_stride + a.head_dim + dim;
         const u32 gates = *reinterpret_cast<const u32*>(a.qkv + at);

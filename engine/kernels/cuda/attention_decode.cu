@@ -81,12 +81,12 @@ struct Decode {
     }
 
     /// Item 2t is the keys of tile first + t, item 2t + 1 its values.
-    __device__ inline void fetch(u32 item, u32 items, u32 first) const {
+    __device__ inline void fetch(u32 slot, u32 item, u32 items, u32 first) const {
         if (item < items) {
             if (item % 2 == 0) {
-                fetch_keys(item % a.ring, first + item / 2);
+                fetch_keys(slot, first + item / 2);
             } else {
-                fetch_values(item % a.ring, first + item / 2);
+                fetch_values(slot, first + item / 2);
             }
         }
         commit_copies();
@@ -141,7 +141,7 @@ __device__ inline void attend(const AttentionArgs& a) {
             wait_for_previous();
             waited = true;
         }
-        kernel.fetch(item, items, first);
+        kernel.fetch(item, item, items, first);
     }
     if (!waited) wait_for_previous();
 
@@ -151,9 +151,10 @@ __device__ inline void attend(const AttentionArgs& a) {
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
         const u32 pair = first_pair + lane / 4 + 8 * half;
-        rows[half] = pair < pairs ? visible(segment.start + pair / group, a.window) : Visible{0, 0};
+        rows[half] = visible(pair < pairs ? segment.start + pair / group : kNowhere, a.window);
     }
     float max_[2] = {minus_infinity(), minus_infinity()}, sum[2] = {}, acc[Kernel::kOwn][4][4] = {};
+    u32 slot = 0;
     for (u32 tile = first; tile < end; tile++) {
         const u32 item = 2 * (tile - first), buffer = tile % 2;
         wait_copies(ring - 1);
@@ -161,7 +162,7 @@ __device__ inline void attend(const AttentionArgs& a) {
 #pragma unroll
         for (u32 b = 0; b < Blocks; b++) {
             Fragment<Fp8> keys;
-            const u8* stage = kernel.stage(item % ring, b * Kernel::kParts);
+            const u8* stage = kernel.stage(slot, b * Kernel::kParts);
             if (b == 0) {
                 keys.load_first_keys(stage, 512);
             } else {
@@ -170,7 +171,8 @@ __device__ inline void attend(const AttentionArgs& a) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++) mma(scores[i % 2], q[b][i / 2], keys.b[i][0], keys.b[i][1]);
         }
-        kernel.fetch(item + ring, items, first);
+        kernel.fetch(slot, item + ring, items, first);
+        slot = slot + 1 == ring ? 0 : slot + 1;
         hide(scores, tile * kTileTokens + warp * kPageTokens + lane % 4 * 4, rows);
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
@@ -206,12 +208,13 @@ __device__ inline void attend(const AttentionArgs& a) {
 #pragma unroll
             for (u32 b = 0; b < Kernel::kOwn; b++) {
                 Fragment<Fp8> values;
-                values.load(kernel.stage((item + 1) % ring, (i * Kernel::kOwn + b) * Kernel::kParts), 512);
+                values.load(kernel.stage(slot, (i * Kernel::kOwn + b) * Kernel::kParts), 512);
 #pragma unroll
                 for (u32 n = 0; n < 4; n++) mma(tile_acc[b][n], p[i], values.b[n][0], values.b[n][1]);
             }
         }
-        kernel.fetch(item + 1 + ring, items, first);
+        kernel.fetch(slot, item + 1 + ring, items, first);
+        slot = slot + 1 == ring ? 0 : slot + 1;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             float mine, later;
@@ -315,8 +318,8 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads) attention_merge(cons
     }
     const float factor = a.v_scale / total.sum;
     const u32 to = segment.first_row + row;
-    store_attended(a, to, head, dim, total.acc.x, total.acc.y, factor);
-    store_attended(a, to, head, dim + 2, total.acc.z, total.acc.w, factor);
+    store_attended(a, to, head, dim, attended(total.acc.x, total.acc.y, factor));
+    store_attended(a, to, head, dim + 2, attended(total.acc.z, total.acc.w, factor));
 }
 
 // The blocks that a kernel is made for; heads with fewer run with blocks of zeros.

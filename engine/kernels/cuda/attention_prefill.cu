@@ -60,12 +60,50 @@ struct State {
     }
 };
 
+/// Stores a warp's sixteen pairs through `rows`, 1,024 bytes a block of the warp's own.
+template <u32 Blocks>
+__device__ inline void store(const AttentionArgs& a, const State<Blocks>& state, u8* rows, u32 lane, u32 row,
+                             u32 kv_head, u32 first_pair, u32 pairs) {
+    // [pair][unit of 8 dims], units swizzled against bank conflicts.
+    const auto unit = [&](u32 pair, u32 index) {
+        return rows + (pair * Blocks * 4 + (index ^ (pair % 2 * 4 + pair / 2 % 4))) * 16;
+    };
+    __syncwarp();
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        const float factor = a.v_scale / state.sum[half];
+#pragma unroll
+        for (u32 b = 0; b < Blocks; b++) {
+            u32 x[4];
+#pragma unroll
+            for (u32 n = 0; n < 4; n++) {
+                x[n] = attended(state.acc[b][n][2 * half], state.acc[b][n][2 * half + 1], factor);
+            }
+            *reinterpret_cast<uint4*>(unit(lane / 4 + 8 * half, b * 4 + lane % 4)) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
+    }
+    __syncwarp();
+    // Four lanes store sixteen bytes of the packed layout.
+    const u32 group = a.heads / a.kv_heads, my_dim = lane % 4 * 16 + lane / 4 % 4 * 4 + lane / 16 * 2;
+#pragma unroll 1
+    for (u32 i = 0; i < 16 && first_pair + i < pairs; i++) {
+        const u32 pair = first_pair + i, head = kv_head * group + pair % group;
+#pragma unroll
+        for (u32 dim = my_dim; dim < Blocks * kPageBlock; dim += kBlock) {
+            const u32 x = *reinterpret_cast<const u32*>(unit(i, dim / 8) + dim % 8 * 2);
+            if (dim < a.head_dim) store_attended(a, row + pair / group, head, dim, x);
+        }
+    }
+}
+
 /// Blocks: of 32 dims, those of the head or more.
 template <u32 Blocks, bool Fp8>
 struct Prefill {
     static constexpr u32 kHeadBytes = Blocks * kPageBlockBytes<Fp8>;
     static constexpr u32 kSlotBytes = kTilePages * kHeadBytes;
     static constexpr u32 kQueryBytes = kWarps * Blocks * 2 * 512;
+    /// Slots of the ring: 64 KiB of shared memory where heads are wide, never more than eight.
+    static constexpr u32 kRing = 65536 / kSlotBytes < 8 ? 65536 / kSlotBytes : 8;
 
     const AttentionArgs& a;
     u8* queries;  // operand A: [warp][block][step][lane] of 16 bytes
@@ -76,18 +114,15 @@ struct Prefill {
     __device__ inline void fetch(u32 item, u32 items, u32 first, const Segment& segment, u32 kv_head, u32 end) const {
         if (item < items) {
             const u8* pages = item % 2 == 0 ? a.k : a.v;
-            u8* to = stages + item % a.ring * kSlotBytes;
+            u8* to = stages + item % kRing * kSlotBytes;
+            constexpr u32 kHeadChunks = kHeadBytes / 16, kThreads = kWarps * kWarp;
 #pragma unroll
-            for (u32 p = 0; p < kTilePages; p++) {
-                const u32 index = (first + item / 2) * kTilePages + p;
-                const bool real = index * kPageTokens < end;
+            for (u32 i = 0; i < kSlotBytes / 16 / kThreads; i++) {
+                const u32 chunk = i * kThreads + thread, at = chunk % kHeadChunks * 16;
+                const u32 index = (first + item / 2) * kTilePages + chunk / kHeadChunks;
+                const bool real = index * kPageTokens < end && at < blocks * kPageBlockBytes<Fp8>;
                 const u32 id = real ? a.step.tables[segment.pages + index] : 0;
-                const u8* from = pages + page_head<Fp8>(id, a.kv_heads, kv_head, blocks);
-                const u32 bytes = real ? blocks * kPageBlockBytes<Fp8> : 0;
-#pragma unroll
-                for (u32 at = thread * 16; at < kHeadBytes; at += kWarps * kWarp * 16) {
-                    copy_async(to + p * kHeadBytes + at, at < bytes ? from + at : pages, at < bytes);
-                }
+                copy_async(to + chunk * 16, real ? pages + page_head<Fp8>(id, a.kv_heads, kv_head, blocks) + at : pages, real);
             }
         }
         commit_copies();
@@ -116,8 +151,8 @@ __device__ inline void attend(const AttentionArgs& a) {
     using Kernel = Prefill<Blocks, Fp8>;
     extern __shared__ __align__(128) u8 shared[];
     const u32 thread = threadIdx.x, warp = thread / kWarp, lane = thread % kWarp;
-    const u32 group = a.heads / a.kv_heads, ring = a.ring;
-    const u32 blocks = (a.head_dim + kPageBlock - 1) / kPageBlock;
+    constexpr u32 kRing = Kernel::kRing;
+    const u32 group = a.heads / a.kv_heads, blocks = (a.head_dim + kPageBlock - 1) / kPageBlock;
     const Kernel kernel{a, shared, shared + Kernel::kQueryBytes, blocks, thread};
     const u8* my_queries = kernel.queries + warp * Blocks * 1024 + lane * 16;
     float4* const saved = reinterpret_cast<float4*>(a.states) + u64(blockIdx.x) * (1 + Blocks * 4) * kWarps * kWarp + thread;
@@ -132,30 +167,30 @@ __device__ inline void attend(const AttentionArgs& a) {
         const Segment& segment = a.step.segments[row_tile.segment];
         const u32 rows = min(kTileRows, segment.rows - row_tile.row), pairs = rows * group;
         if (first_pair >= pairs) continue;
-        const u32 row = segment.first_row + row_tile.row, position = segment.start + row_tile.row;
-        const u32 last = position + min(first_pair + kPairs - 1, pairs - 1) / group;
-        const u32 first = visible(position + first_pair / group, a.window).begin / kTileTokens;
+        const u32 row = segment.first_row + row_tile.row, start = segment.start + row_tile.row;
+        const u32 last = start + min(first_pair + kPairs - 1, pairs - 1) / group;
+        const u32 first = visible(start + first_pair / group, a.window).begin / kTileTokens;
         const u32 end = last / kTileTokens + 1, items = 2 * (end - first);
 
         __syncthreads();  // the previous item is done with shared memory
-        for (u32 item = 0; item + 1 < ring; item++) kernel.fetch(item, items, first, segment, kv_head, last + 1);
+        for (u32 item = 0; item + 1 < kRing; item++) kernel.fetch(item, items, first, segment, kv_head, last + 1);
         kernel.load_queries(row, rows, kv_head, first_pair);
 
-        Visible sees[2];
+        u32 positions[2];
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const u32 pair = first_pair + warp * 16 + lane / 4 + 8 * half;
-            sees[half] = pair < pairs ? visible(position + pair / group, a.window) : Visible{0, 0};
+            positions[half] = pair < pairs ? start + pair / group : kNowhere;
         }
         State<Blocks> state;
         state.clear();
         bool earlier = false;
         for (u32 tile = first; tile < end; tile++) {
             const u32 item = 2 * (tile - first);
-            wait_copies(ring - 2);
+            wait_copies(kRing - 2);
             __syncthreads();
-            kernel.fetch(item + ring - 1, items, first, segment, kv_head, last + 1);
-            const u8* stage = kernel.stages + item % ring * Kernel::kSlotBytes + lane * 16;
+            kernel.fetch(item + kRing - 1, items, first, segment, kv_head, last + 1);
+            const u8* stage = kernel.stages + item % kRing * Kernel::kSlotBytes + lane * 16;
             float scores[kTilePages][2][4] = {};
 #pragma unroll
             for (u32 b = 0; b < Blocks; b++) {
@@ -179,9 +214,14 @@ __device__ inline void attend(const AttentionArgs& a) {
                 }
             }
             float tile_max[2], base[2];
+            const u32 position = tile * kTileTokens;
+            const Visible sees[2] = {visible(positions[0], a.window), visible(positions[1], a.window)};
+            const bool whole = sees[0].has(position, kTileTokens) && sees[1].has(position, kTileTokens);
+            if (!__all_sync(0xFFFFFFFFu, whole)) {
 #pragma unroll
-            for (u32 page = 0; page < kTilePages; page++) {
-                hide(scores[page], tile * kTileTokens + page * kPageTokens + lane % 4 * 4, sees);
+                for (u32 page = 0; page < kTilePages; page++) {
+                    hide(scores[page], position + page * kPageTokens + lane % 4 * 4, sees);
+                }
             }
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
@@ -208,10 +248,10 @@ __device__ inline void attend(const AttentionArgs& a) {
                 state.sum[half] = merged(state.sum[half], mine[half], tile_sum[2 * half], later[half]);
             }
 
-            wait_copies(ring - 2);
+            wait_copies(kRing - 2);
             __syncthreads();
-            kernel.fetch(item + ring, items, first, segment, kv_head, last + 1);
-            stage = kernel.stages + (item + 1) % ring * Kernel::kSlotBytes + lane * 16;
+            kernel.fetch(item + kRing, items, first, segment, kv_head, last + 1);
+            stage = kernel.stages + (item + 1) % kRing * Kernel::kSlotBytes + lane * 16;
 #pragma unroll
             for (u32 b = 0; b < Blocks; b++) {
                 float tile_acc[4][4] = {};
@@ -236,19 +276,8 @@ __device__ inline void attend(const AttentionArgs& a) {
             state.save(saved);
             state.clear();
         }
-#pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            const u32 pair = first_pair + warp * 16 + lane / 4 + 8 * half;
-            if (pair >= pairs) continue;
-            const float factor = a.v_scale / state.sum[half];
-            const u32 head = kv_head * group + pair % group;
-#pragma unroll
-            for (u32 i = 0; i < Blocks * 4; i++) {
-                const u32 dim = i / 4 * kPageBlock + lane % 4 * 8 + i % 4 * 2;
-                const float* x = &state.acc[i / 4][i % 4][2 * half];
-                if (dim < a.head_dim) store_attended(a, row + pair / group, head, dim, x[0], x[1], factor);
-            }
-        }
+        const u32 my_pair = first_pair + warp * 16;
+        store<Blocks>(a, state, shared + warp * Blocks * 1024, lane, row, kv_head, my_pair, pairs);
     }
 }
 
