@@ -1,5 +1,6 @@
 //! What can go wrong in the engine.
 
+use atlas_kernels::cuda::CudaError;
 use thiserror::Error;
 
 /// A failure of the engine, with the file, tensor, field or limit that caused it in its message.
@@ -42,4 +43,17 @@ pub enum EngineError {
     /// There is not enough memory for what was asked.
     #[error("{0}")]
     Memory(String),
+    /// A device failed.
+    #[error("{0}")]
+    Device(String),
+}
+
+impl From<CudaError> for EngineError {
+    fn from(error: CudaError) -> Self {
+        match error {
+            CudaError::OutOfMemory { .. } => Self::Memory(error.to_string()),
+            CudaError::Unsupported(_) | CudaError::Unavailable(_) => Self::Unsupported(error.to_string()),
+            CudaError::Driver { .. } | CudaError::Kernel { .. } => Self::Device(error.to_string()),
+        }
+    }
 }

@@ -7,7 +7,6 @@ use crate::errors::EngineError;
 use crate::model::{LoadOptions, sizes};
 use crate::weights::safetensors::Tensors;
 use crate::weights::{ModelFiles, loader};
-use atlas_kernels::KvDtype;
 use atlas_schemas::outputs::{Cost, ExplainHardware, ExplainReport, SublayerCost};
 use std::collections::{BTreeMap, HashMap};
 
@@ -76,11 +75,8 @@ pub fn explain_spec(
         *weight_formats.entry(format.name().to_owned()).or_default() += size;
     }
     let (sizes, context) = sizes(spec, options)?;
-    let kv_element = match options.kv_dtype {
-        KvDtype::F32 => 4.0,
-        KvDtype::Bf16 => 2.0,
-    };
-    let costs = plan.costs(|param| bytes.get(&param.name).copied().unwrap_or(0), kv_element, sizes.ring_rows);
+    let costs =
+        plan.costs(|param| bytes.get(&param.name).copied().unwrap_or(0), options.kv_dtype.bytes(), sizes.ring_rows);
     let mut total = Cost::default();
     costs.iter().for_each(|(_, cost)| add(&mut total, cost));
     let sublayers = costs.into_iter().map(|(name, cost)| SublayerCost { name, cost }).collect();

@@ -1,20 +1,20 @@
 //! From a model's files to a backend that is ready to compute.
 
-use crate::backend::Backend;
-use crate::backend::cpu::{ActivationDtype, CpuBackend, CpuOptions};
+use crate::backend::{ActivationDtype, Backend, BackendOptions, DeviceKind, prepare};
 use crate::blocks;
 use crate::cache::CacheSizes;
 use crate::config::generation::GenerationConfig;
 use crate::config::{ModelSpec, hf};
 use crate::errors::EngineError;
-use crate::plan::Plan;
 use crate::weights::safetensors::Tensors;
-use crate::weights::{ModelFiles, Weights, loader, synthetic};
+use crate::weights::{ModelFiles, loader};
 use atlas_kernels::KvDtype;
 
 /// How a model is loaded.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadOptions {
+    /// Where it is computed.
+    pub device: DeviceKind,
     /// Threads of a step.
     pub threads: usize,
     /// Activation format.
@@ -29,11 +29,14 @@ pub struct LoadOptions {
     pub kv_tokens: Option<usize>,
     /// Rows of the largest verify group.
     pub verify_rows: usize,
+    /// Rows that a step is expected to have at most.
+    pub step_rows: usize,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
         Self {
+            device: DeviceKind::Cpu,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             activations: ActivationDtype::F32,
             kv_dtype: KvDtype::F32,
@@ -41,6 +44,20 @@ impl Default for LoadOptions {
             context: None,
             kv_tokens: None,
             verify_rows: 8,
+            step_rows: 512,
+        }
+    }
+}
+
+impl LoadOptions {
+    fn backend(&self, sizes: CacheSizes) -> BackendOptions {
+        BackendOptions {
+            device: self.device,
+            threads: self.threads,
+            activations: self.activations,
+            kv_dtype: self.kv_dtype,
+            sizes,
+            step_rows: self.step_rows,
         }
     }
 }
@@ -74,33 +91,27 @@ impl Model {
         let plan = blocks::lower(&spec);
         let total =
             plan.params.iter().filter_map(|param| loader::stored(param, &tensors)).map(|(_, bytes)| bytes).sum();
-        let weights = loader::load(&spec, &plan.params, &tensors, |read| progress(read, total))?;
-        Self::assemble(spec, generation, plan, weights, options)
+        let (sizes, context) = sizes(&spec, options)?;
+        let mut backend = prepare(plan.clone(), &options.backend(sizes))?;
+        loader::load(
+            &spec,
+            &plan.params,
+            &tensors,
+            |index, param| backend.load(index, param),
+            |read| progress(read, total),
+        )?;
+        Ok(Self { spec, generation, backend: backend.finish()?, sizes, context })
     }
 
     /// A model of this configuration with seeded random weights, for benchmarks.
     pub fn synthetic(spec: ModelSpec, options: &LoadOptions, seed: u64) -> Result<Self, EngineError> {
         let plan = blocks::lower(&spec);
-        let weights = synthetic::weights(&plan.params, seed);
-        Self::assemble(spec, GenerationConfig::default(), plan, weights, options)
-    }
-
-    fn assemble(
-        spec: ModelSpec,
-        generation: GenerationConfig,
-        plan: Plan,
-        weights: Weights,
-        options: &LoadOptions,
-    ) -> Result<Self, EngineError> {
         let (sizes, context) = sizes(&spec, options)?;
-        let cpu = CpuOptions {
-            threads: options.threads,
-            activations: options.activations,
-            kv_dtype: options.kv_dtype,
-            sizes,
-        };
-        let backend = Box::new(CpuBackend::new(plan, weights, cpu));
-        Ok(Self { spec, generation, backend, sizes, context })
+        let mut backend = prepare(plan.clone(), &options.backend(sizes))?;
+        for (index, param) in plan.params.iter().enumerate() {
+            backend.load_random(index, param, seed.wrapping_add(index as u64))?;
+        }
+        Ok(Self { spec, generation: GenerationConfig::default(), backend: backend.finish()?, sizes, context })
     }
 
     /// End-of-sequence ids: those of `generation_config.json`, else those of `config.json`.

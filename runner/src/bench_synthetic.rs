@@ -5,6 +5,7 @@ use crate::errors::CliError;
 use atlas_engine::config::{ModelSpec, Quantization, WeightFormat};
 use atlas_engine::engine::{EngineHandle, GenerateEvent, GenerateRequest};
 use atlas_engine::model::{LoadOptions, Model};
+use atlas_engine::plan::StateLayerSpec;
 use atlas_engine::sampling::SamplingParams;
 use atlas_engine::worker::{EngineOptions, start};
 use atlas_engine::{blocks, families};
@@ -13,6 +14,9 @@ use atlas_gates::suites::throughput::{Stream, decode_rate};
 use atlas_schemas::bench::{BenchRaw, BenchRow};
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+/// The most tokens of a step.
+const STEP_TOKENS: usize = 4096;
 
 /// One combination to measure.
 #[derive(Debug, Clone, Copy)]
@@ -27,13 +31,17 @@ pub(crate) struct Synthetic {
     spec: ModelSpec,
     /// Bytes of weights that one decoded token reads.
     pub(crate) bytes_per_token: u64,
-    threads: usize,
+    /// Bytes of keys and values that each cached token adds to a decode step.
+    kv_bytes_per_token: u64,
+    /// Bytes of matrix states that a decode step of one sequence reads.
+    state_bytes: u64,
+    options: LoadOptions,
 }
 
 impl Synthetic {
     /// Reads a `config.json` (or a folder that holds one). `format` replaces the declared weight format of
     /// projections.
-    pub(crate) fn read(config: &Path, format: Option<WeightFormat>, threads: Option<usize>) -> Result<Self, CliError> {
+    pub(crate) fn read(config: &Path, format: Option<WeightFormat>, options: LoadOptions) -> Result<Self, CliError> {
         let path = if config.is_dir() { config.join("config.json") } else { config.to_owned() };
         let shown = path.display().to_string();
         let text = std::fs::read(&path).map_err(|error| CliError::Failed(format!("{shown}: {error}")))?;
@@ -50,23 +58,29 @@ impl Synthetic {
         }
         let spec = families::read(&shown, &value, quantization)?;
         let plan = blocks::lower(&spec);
-        let costs = plan.costs(|param| param.bytes(), 4.0, 16);
+        let costs = plan.costs(|param| param.bytes(), options.kv_dtype.bytes(), 16);
         let bytes_per_token = costs.iter().map(|(_, cost)| cost.weight_bytes_per_token).sum();
-        let threads = threads.unwrap_or(LoadOptions::default().threads);
-        Ok(Self { spec, bytes_per_token, threads })
+        let kv_bytes_per_token = costs.iter().map(|(_, cost)| cost.kv_bytes_per_token).sum();
+        let state = |layer: &StateLayerSpec| 4 * layer.value_heads * layer.key_dim * layer.value_dim;
+        let state_bytes = plan.state_layers.iter().map(state).sum::<usize>() as u64;
+        Ok(Self { spec, bytes_per_token, kv_bytes_per_token, state_bytes, options })
     }
 
     /// Measures one combination: a warm-up, then `runs` runs. `bandwidth` is the machine's, in bytes a second.
     pub(crate) fn measure(&self, shape: Shape, runs: u32, bandwidth: f64) -> Result<BenchRow, CliError> {
         let context = (shape.prompt + shape.decode) as usize;
         let options = LoadOptions {
-            threads: self.threads,
             sequences: shape.concurrency as usize,
             context: Some(context.next_multiple_of(16).min(self.spec.max_positions)),
-            ..LoadOptions::default()
+            step_rows: (shape.prompt as usize).clamp(512, STEP_TOKENS),
+            ..self.options
         };
         let model = Model::synthetic(self.spec.clone(), &options, 1)?;
-        let limits = EngineOptions { max_sequences: options.sequences, ..EngineOptions::default() };
+        let limits = EngineOptions {
+            max_sequences: options.sequences,
+            max_step_tokens: options.step_rows,
+            ..EngineOptions::default()
+        };
         let engine = start(model, limits).map_err(|error| CliError::Failed(error.to_string()))?;
         let mut raw = BenchRaw::default();
         for run in 0..=runs {
@@ -79,8 +93,11 @@ impl Synthetic {
         }
         engine.shutdown(Instant::now());
         let decode_tok_s = median(&raw.decode_tok_s);
-        // One step serves all streams, so its weights are read once for all of them.
-        let bound = bandwidth / self.bytes_per_token.max(1) as f64 * f64::from(shape.concurrency);
+        // One step serves all streams, so its weights are read once for all of them; caches belong to each.
+        let mean_context = u64::from(shape.prompt + shape.decode / 2);
+        let cached = self.kv_bytes_per_token * mean_context + self.state_bytes;
+        let step_bytes = self.bytes_per_token + u64::from(shape.concurrency) * cached;
+        let bound = bandwidth / step_bytes.max(1) as f64 * f64::from(shape.concurrency);
         Ok(BenchRow {
             prompt_tokens: shape.prompt,
             decode_tokens: shape.decode,

@@ -5,7 +5,7 @@ use crate::errors::CliError;
 use crate::host::memory::{available, this_machine};
 use crate::memory_fit::MemoryNeed;
 use crate::model::ModelSource;
-use atlas_engine::backend::cpu::ActivationDtype;
+use atlas_engine::backend::{ActivationDtype, DeviceKind, cuda};
 use atlas_engine::config::generation::GenerationConfig;
 use atlas_engine::config::hf;
 use atlas_engine::explain::explain;
@@ -29,6 +29,8 @@ const MAX_FILE: u64 = 256 << 20;
 const PROGRESS: Duration = Duration::from_secs(2);
 /// Prompt tokens of a step unless told: prefill is at full speed from here on, and others wait no longer.
 const CPU_STEP_TOKENS: usize = 512;
+/// The same for GPUs, whose large matrix products need more rows.
+const GPU_STEP_TOKENS: usize = 4096;
 /// A context shorter than this is of no use.
 const LEAST_CONTEXT: usize = 16;
 
@@ -50,11 +52,7 @@ pub(crate) fn start(model: &ModelSource, options: &ServeOptions) -> Result<Serve
     loaded.spec.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let limits = EngineOptions {
         max_queue: options.max_queue as usize,
-        max_step_tokens: match options.max_prefill_tokens {
-            None => CPU_STEP_TOKENS,
-            Some(0) => loaded.context,
-            Some(tokens) => tokens as usize,
-        },
+        max_step_tokens: sized.load.step_rows,
         max_sequences: sized.load.sequences,
     };
     let engine = worker::start(loaded, limits)
@@ -167,7 +165,7 @@ fn size(files: &ModelFiles, options: &ServeOptions) -> Result<Sized, CliError> {
     let kv_all = total.kv_bytes_per_token.saturating_mul(explained.context as u64).saturating_mul(sequences);
     // Recurrent state of every sequence, and the buffers of a step.
     let state = explained.memory_bytes.saturating_sub(total.weight_bytes).saturating_sub(kv_all);
-    let usable = available().map_or(0.0, |memory| memory.bytes as f64 * options.gpu_memory_utilization) as u64;
+    let usable = usable_memory(load.device, options.gpu_memory_utilization)?;
     let rest = usable.saturating_sub(total.weight_bytes).saturating_sub(state);
     let affordable = rest.checked_div(total.kv_bytes_per_token).map_or(usize::MAX, |tokens| tokens as usize);
     let context = match load.context {
@@ -177,6 +175,12 @@ fn size(files: &ModelFiles, options: &ServeOptions) -> Result<Sized, CliError> {
     };
     load.context = Some(context);
     load.kv_tokens = Some(context.saturating_mul(load.sequences).min(affordable).max(context));
+    load.step_rows = match options.max_prefill_tokens {
+        None if load.device == DeviceKind::Cpu => CPU_STEP_TOKENS,
+        None => GPU_STEP_TOKENS.min(context).max(load.sequences),
+        Some(0) => context,
+        Some(tokens) => tokens as usize,
+    };
     let need = MemoryNeed {
         weight_bytes: total.weight_bytes,
         kv_bytes: total.kv_bytes_per_token.saturating_mul(context as u64),
@@ -186,21 +190,44 @@ fn size(files: &ModelFiles, options: &ServeOptions) -> Result<Sized, CliError> {
     Ok(Sized { load, need })
 }
 
+/// Bytes that weights, caches and buffers may take on the device.
+fn usable_memory(device: DeviceKind, fraction: f64) -> Result<u64, CliError> {
+    match device {
+        DeviceKind::Cpu => Ok(available().map_or(0.0, |memory| memory.bytes as f64 * fraction) as u64),
+        DeviceKind::Cuda(ordinal) => {
+            let (free, total) = cuda::memory(ordinal)?;
+            // A fraction of the whole device, less what others hold of it.
+            Ok(((total as f64 * fraction) as u64).saturating_sub((total - free) as u64))
+        }
+    }
+}
+
+/// The device that an option means on this machine.
+fn device(option: Device) -> Result<DeviceKind, CliError> {
+    match (option, cuda::available()) {
+        (Device::Cpu, _) | (Device::Auto, Err(_)) => Ok(DeviceKind::Cpu),
+        (Device::Auto | Device::Cuda, Ok(())) => Ok(DeviceKind::Cuda(0)),
+        (Device::Cuda, Err(error)) => Err(CliError::Refused(format!("device: `cuda` cannot be used: {error}"))),
+    }
+}
+
 /// The engine's options, without regard to memory. What this build does not have is refused by name.
 fn load_options(options: &ServeOptions) -> Result<LoadOptions, CliError> {
     let plain = LoadOptions::default();
-    if options.device == Device::Cuda {
-        return Err(unsupported("device", options.device));
-    }
+    let device = device(options.device)?;
+    let on_gpu = device != DeviceKind::Cpu;
     Ok(LoadOptions {
+        device,
         threads: options.threads.map_or(plain.threads, |threads| threads as usize),
         activations: match options.activation_dtype {
+            options::ActivationDtype::Auto if on_gpu => ActivationDtype::Bf16,
             options::ActivationDtype::Auto => plain.activations,
             options::ActivationDtype::F32 => ActivationDtype::F32,
             options::ActivationDtype::Bf16 => ActivationDtype::Bf16,
             other => return Err(unsupported("activation_dtype", other)),
         },
         kv_dtype: match options.kv_cache_dtype {
+            KvCacheDtype { keys: KvOption::Auto, .. } if on_gpu => KvDtype::Bf16,
             KvCacheDtype { keys: KvOption::Auto, .. } => plain.kv_dtype,
             KvCacheDtype { keys: KvOption::F32, values: KvOption::F32 } => KvDtype::F32,
             KvCacheDtype { keys: KvOption::Bf16, values: KvOption::Bf16 } => KvDtype::Bf16,

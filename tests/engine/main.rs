@@ -4,6 +4,7 @@
 
 mod goldens;
 mod numerics;
+mod selections;
 mod serving;
 mod support;
 mod weights;

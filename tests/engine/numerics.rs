@@ -5,7 +5,7 @@
 //! formats, and again after a roll-back and a recomputation from scratch.
 
 use crate::support::load;
-use atlas_engine::backend::cpu::ActivationDtype;
+use atlas_engine::backend::ActivationDtype;
 use atlas_engine::cache::{Caches, Sequence};
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::schedule::StepBatch;
@@ -41,7 +41,7 @@ impl Bench {
         let reservation = self.caches.reserve(sequence, tokens.len()).unwrap();
         let mut batch = StepBatch::default();
         batch.push(sequence, &reservation, tokens, WantLogits::All);
-        let logits = bits(self.model.backend.execute(&batch, None).unwrap());
+        let logits = bits(&self.model.backend.execute(&batch, None).unwrap().logits().unwrap());
         sequence.commit(reservation, accepted);
         logits
     }
@@ -87,7 +87,7 @@ fn check(case: &str, options: LoadOptions) {
         {
             batch.push(sequence, reservation, &tokens[len - rows..], WantLogits::All);
         }
-        let mixed = bits(bench.model.backend.execute(&batch, None).unwrap());
+        let mixed = bits(&bench.model.backend.execute(&batch, None).unwrap().logits().unwrap());
         let mut row = 0;
         for (index, (len, rows)) in SHAPES.into_iter().enumerate() {
             for position in len - rows..len {

@@ -19,6 +19,16 @@ pub enum KvDtype {
     Bf16,
 }
 
+impl KvDtype {
+    /// Bytes of a stored element.
+    pub fn bytes(self) -> f64 {
+        match self {
+            KvDtype::F32 => 4.0,
+            KvDtype::Bf16 => 2.0,
+        }
+    }
+}
+
 /// One layer's pages, zero-initialised.
 pub struct KvLayer {
     pub(crate) store: KvStore,

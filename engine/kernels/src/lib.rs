@@ -1,4 +1,4 @@
-//! CPU kernels of the Atlas engine: whole operations, the oracle and fast.
+//! Kernels of the Atlas engine: whole operations on CPUs, the oracle and fast; on CUDA devices in [`cuda`].
 //!
 //! Every operation is defined down to the bit: the result of a row is the same on every instruction set (AVX-512,
 //! AVX2 with FMA, portable), for every number of rows beside it and of threads, and for every cut of the work. The
@@ -8,13 +8,17 @@
 //! f32 storage) for the BF16 activation mode. Operations panic only on a caller's mistake: lengths, shapes and
 //! indices are asserted before anything is written.
 
-#![expect(unsafe_code, reason = "vector instructions and slices that tasks share; every block states its invariant")]
+#![expect(
+    unsafe_code,
+    reason = "vector instructions, slices that tasks share, and the CUDA driver; every block states its invariant"
+)]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
 mod activation;
 mod aligned;
 mod attention;
 mod conv;
+pub mod cuda;
 mod delta;
 mod kv;
 mod linear;

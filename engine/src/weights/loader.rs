@@ -1,62 +1,16 @@
-//! Loading exactly the parameters that a model needs.
+//! Reading exactly the parameters that a model needs, one after the other.
 //!
-//! Quantised weights stay quantised in memory. A missing, unused, mis-shaped or wrongly typed tensor is an error that
+//! Quantised weights stay quantised. A missing, unused, mis-shaped or wrongly typed tensor is an error that
 //! names the file and the tensor.
 
+use super::raw::{RawData, RawMatrix, RawParam};
 use super::safetensors::{TensorInfo, Tensors};
 use crate::config::quant::WeightFormat;
 use crate::config::spec::{ModelSpec, ParamShape, ParamSpec};
 use crate::errors::EngineError;
 use ::safetensors::Dtype;
-use atlas_kernels::{Dense, PackedMatrix};
+use atlas_kernels::Dense;
 use std::collections::BTreeSet;
-
-/// A loaded parameter.
-pub enum Param {
-    /// A projection or a table, packed for the device.
-    Matrix(PackedMatrix),
-    /// A vector or convolution, widened to f32.
-    Vector(Vec<f32>),
-}
-
-/// The loaded parameters, in the order of the specification's list.
-pub struct Weights {
-    params: Vec<Param>,
-    /// Bytes of tensor data that were read from files.
-    pub bytes_read: u64,
-}
-
-impl Weights {
-    /// Wraps parameters that were made rather than read.
-    pub fn from_params(params: Vec<Param>) -> Self {
-        Self { params, bytes_read: 0 }
-    }
-
-    /// The matrix at `index`. Panics if it is a vector: the plan and the weights come from one list.
-    pub fn matrix(&self, index: usize) -> &PackedMatrix {
-        match &self.params[index] {
-            Param::Matrix(matrix) => matrix,
-            Param::Vector(_) => panic!("parameter {index} is a vector"),
-        }
-    }
-
-    /// The vector at `index`. Panics if it is a matrix.
-    pub fn vector(&self, index: usize) -> &[f32] {
-        match &self.params[index] {
-            Param::Vector(vector) => vector,
-            Param::Matrix(_) => panic!("parameter {index} is a matrix"),
-        }
-    }
-
-    /// Bytes held in memory.
-    pub fn bytes(&self) -> u64 {
-        let one = |param: &Param| match param {
-            Param::Matrix(matrix) => matrix.bytes() as u64,
-            Param::Vector(vector) => vector.len() as u64 * 4,
-        };
-        self.params.iter().map(one).sum()
-    }
-}
 
 /// Reconciles what the configuration declares with what the checkpoint holds: a multi-token-prediction head that is
 /// declared but absent altogether (many quantised releases leave it out) is dropped, visibly.
@@ -76,21 +30,22 @@ pub fn reconcile(spec: &mut ModelSpec, tensors: &Tensors) {
     }
 }
 
-/// Loads `params` from `tensors`; `progress` is told the bytes read so far.
+/// Reads `params` from `tensors` and gives each to `put` with its index; `progress` is told the bytes read so far.
+/// Returns the bytes of tensor data that were read.
 pub fn load(
     spec: &ModelSpec,
     params: &[ParamSpec],
     tensors: &Tensors,
+    mut put: impl FnMut(usize, RawParam) -> Result<(), EngineError>,
     mut progress: impl FnMut(u64),
-) -> Result<Weights, EngineError> {
+) -> Result<u64, EngineError> {
     let mut reader = Reader { tensors, used: BTreeSet::new(), bytes_read: 0 };
-    let mut loaded = Vec::with_capacity(params.len());
-    for param in params {
-        loaded.push(reader.param(param)?);
+    for (index, param) in params.iter().enumerate() {
+        put(index, reader.param(param)?)?;
         progress(reader.bytes_read);
     }
     reader.reject_unused(spec)?;
-    Ok(Weights { params: loaded, bytes_read: reader.bytes_read })
+    Ok(reader.bytes_read)
 }
 
 struct Reader<'a> {
@@ -131,17 +86,17 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn param(&mut self, param: &ParamSpec) -> Result<Param, EngineError> {
+    fn param(&mut self, param: &ParamSpec) -> Result<RawParam, EngineError> {
         let name = param.name.as_str();
         match param.shape {
             ParamShape::Linear { n, k } => self.linear(name, n, k),
             ParamShape::Table { rows, width } => {
                 let (dtype, bytes) = self.dense(name, &[rows, width])?;
-                Ok(Param::Matrix(PackedMatrix::from_dense(dtype, rows, width, &bytes)))
+                Ok(RawParam::Matrix(RawMatrix { n: rows, k: width, data: RawData::Dense(dtype, bytes) }))
             }
             ParamShape::Vector { .. } | ParamShape::Conv { .. } => {
                 let (dtype, bytes) = self.dense(name, &param.shape.dims())?;
-                Ok(Param::Vector(widen(dtype, &bytes)))
+                Ok(RawParam::Vector(widen(dtype, &bytes)))
             }
         }
     }
@@ -162,7 +117,7 @@ impl Reader<'_> {
         }
     }
 
-    fn linear(&mut self, name: &str, n: usize, k: usize) -> Result<Param, EngineError> {
+    fn linear(&mut self, name: &str, n: usize, k: usize) -> Result<RawParam, EngineError> {
         let scale_name = format!("{name}_scale");
         let info = self.find(name)?;
         if info.dtype != Dtype::U8 {
@@ -172,7 +127,7 @@ impl Reader<'_> {
                 return Err(self.error(name, message));
             }
             let (dtype, bytes) = self.dense(name, &[n, k])?;
-            return Ok(Param::Matrix(PackedMatrix::from_dense(dtype, n, k, &bytes)));
+            return Ok(RawParam::Matrix(RawMatrix { n, k, data: RawData::Dense(dtype, bytes) }));
         }
         if !k.is_multiple_of(16) {
             return Err(self.error(name, format!("is NVFP4 with {k} inputs, which is no multiple of 16")));
@@ -195,7 +150,7 @@ impl Reader<'_> {
                 self.scalar(&optional)?;
             }
         }
-        Ok(Param::Matrix(PackedMatrix::from_nvfp4(n, k, &packed, &scales, global)))
+        Ok(RawParam::Matrix(RawMatrix { n, k, data: RawData::Nvfp4 { packed, scales, global } }))
     }
 
     fn scalar(&mut self, name: &str) -> Result<f32, EngineError> {

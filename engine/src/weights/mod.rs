@@ -2,8 +2,10 @@
 
 pub mod files;
 pub mod loader;
+pub mod raw;
 pub mod safetensors;
 pub mod synthetic;
 
 pub use files::ModelFiles;
-pub use loader::{Param, Weights, load};
+pub use loader::load;
+pub use raw::{RawData, RawMatrix, RawParam};

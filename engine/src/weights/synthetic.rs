@@ -1,26 +1,27 @@
 //! Seeded random weights of any configuration, for benchmarks without a checkpoint.
 
-use super::loader::{Param, Weights};
+use super::raw::{RawData, RawMatrix, RawParam};
 use crate::config::WeightFormat;
 use crate::config::spec::{ParamShape, ParamSpec};
-use atlas_kernels::{Dense, PackedMatrix};
+use atlas_kernels::Dense;
 
-/// Makes the parameters of a plan in their declared formats. Values are small enough that activations stay finite.
-pub fn weights(params: &[ParamSpec], seed: u64) -> Weights {
-    let mut noise = Noise(seed ^ 0x9e37_79b9_7f4a_7c15);
-    Weights::from_params(params.iter().map(|param| make(param, &mut noise)).collect())
+/// The global scale that gives an NVFP4 matrix of `k` inputs unit gain for unit inputs.
+pub fn nvfp4_global(k: usize) -> f32 {
+    0.25 / (k as f32).sqrt()
 }
 
-fn make(param: &ParamSpec, noise: &mut Noise) -> Param {
+/// A parameter in its declared format. Values are small enough that activations stay finite.
+pub fn param(param: &ParamSpec, seed: u64) -> RawParam {
+    let mut noise = Noise((seed ^ 0x9e37_79b9_7f4a_7c15).max(1));
     match param.shape {
         ParamShape::Linear { n, k } if param.format == WeightFormat::Nvfp4 => {
             let mut packed = vec![0; n * k / 2];
             noise.fill(&mut packed);
-            // Block scales of 1 to 1.875 in E4M3, and a global scale that gives unit gain for unit inputs.
+            // Block scales of 1 to 1.875 in E4M3.
             let mut scales = vec![0; n * k / 16];
             noise.fill(&mut scales);
             scales.iter_mut().for_each(|scale| *scale = 0x38 | (*scale & 7));
-            Param::Matrix(PackedMatrix::from_nvfp4(n, k, &packed, &scales, 0.25 / (k as f32).sqrt()))
+            RawParam::Matrix(RawMatrix { n, k, data: RawData::Nvfp4 { packed, scales, global: nvfp4_global(k) } })
         }
         ParamShape::Linear { n, k } | ParamShape::Table { rows: n, width: k } => {
             let gain = (k as f32).powf(-0.5);
@@ -31,10 +32,10 @@ fn make(param: &ParamSpec, noise: &mut Noise) -> Param {
                     (Dense::Bf16, noise.bytes(n * k, gain, |x| half::bf16::from_f32(x).to_le_bytes()))
                 }
             };
-            Param::Matrix(PackedMatrix::from_dense(dtype, n, k, &bytes))
+            RawParam::Matrix(RawMatrix { n, k, data: RawData::Dense(dtype, bytes) })
         }
         shape @ (ParamShape::Vector { .. } | ParamShape::Conv { .. }) => {
-            Param::Vector((0..shape.elements()).map(|_| 0.5 * noise.unit()).collect())
+            RawParam::Vector((0..shape.elements()).map(|_| 0.5 * noise.unit()).collect())
         }
     }
 }

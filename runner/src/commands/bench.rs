@@ -1,10 +1,12 @@
 //! `atlas bench`: speed of an endpoint, a model or a recipe, in every combination asked for.
 
+use super::device_args::DeviceArgs;
 use crate::bench_synthetic::{Shape, Synthetic};
 use crate::errors::CliError;
 use crate::interrupt::{Interrupt, block_on};
 use crate::output::{GlobalArgs, print_json, write_stdout};
 use crate::target::{Target, YARDSTICK, binary_sha256, measured};
+use atlas_engine::backend::{DeviceKind, cuda};
 use atlas_engine::config::WeightFormat;
 use atlas_gates::bench::{self, BenchPlan};
 use atlas_gates::probe;
@@ -33,6 +35,8 @@ pub(crate) struct BenchArgs {
     /// With --synthetic: threads of a step; all cores unless told.
     #[arg(long, value_name = "N", requires = "synthetic", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    #[command(flatten)]
+    how: DeviceArgs,
     /// Prompt lengths, in tokens.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "128,512", value_parser = tokens())]
     prompt: Vec<u32>,
@@ -84,8 +88,13 @@ impl BenchArgs {
             Weights::Bf16 => WeightFormat::Bf16,
             Weights::Nvfp4 => WeightFormat::Nvfp4,
         });
-        let model = Synthetic::read(config, format, self.threads.map(usize::from))?;
-        let bandwidth = probe::measure(model.bytes_per_token, &YARDSTICK).read_bytes_per_s.median;
+        let mut options = self.how.load_options();
+        options.threads = self.threads.map_or(options.threads, usize::from);
+        let model = Synthetic::read(config, format, options)?;
+        let bandwidth = match options.device {
+            DeviceKind::Cpu => probe::measure(model.bytes_per_token, &YARDSTICK).read_bytes_per_s.median,
+            DeviceKind::Cuda(ordinal) => cuda::read_rate(ordinal)?,
+        };
         progress.line(&format!("reads {:.2} GB/s at {} a token", bandwidth / 1e9, HumanBytes(model.bytes_per_token)));
         let mut record = bench::about(&format!("synthetic {}", config.display()), env!("CARGO_PKG_VERSION"));
         for prompt in self.prompt.iter().copied() {

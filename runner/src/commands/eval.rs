@@ -1,14 +1,14 @@
 //! `atlas eval`: what the engine computes, exactly, for comparison with references.
 
+use super::device_args::DeviceArgs;
 use super::eval_tasks::{CasesArgs, PerplexityArgs};
 use crate::engine_host;
 use crate::errors::CliError;
 use crate::output::{GlobalArgs, print_json, write_bytes};
-use atlas_engine::backend::cpu::ActivationDtype;
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::session::Session;
 use atlas_gates::suites::cases::Task;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -49,34 +49,14 @@ struct Common {
     /// JSON array of token ids.
     #[arg(long, value_name = "FILE.json")]
     tokens: PathBuf,
-    /// Where to compute.
-    #[arg(long, value_enum, default_value_t = Device::Cpu)]
-    device: Device,
     /// Tokens computed at once; the result does not depend on it.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     chunk: Option<u32>,
-    /// Activation format.
-    #[arg(long, value_enum, default_value_t = Activations::F32)]
-    activation_dtype: Activations,
+    #[command(flatten)]
+    how: DeviceArgs,
     /// Threads; all cores unless told.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-}
-
-/// Where to compute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Device {
-    /// The CPU.
-    Cpu,
-}
-
-/// Activation format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Activations {
-    /// Reference mode.
-    F32,
-    /// Rounded to bfloat16 between operations.
-    Bf16,
 }
 
 impl Common {
@@ -92,15 +72,7 @@ impl Common {
     }
 
     fn load(&self, context: usize) -> Result<Model, CliError> {
-        let Device::Cpu = self.device;
-        let mut options = LoadOptions {
-            activations: match self.activation_dtype {
-                Activations::F32 => ActivationDtype::F32,
-                Activations::Bf16 => ActivationDtype::Bf16,
-            },
-            context: Some(context),
-            ..LoadOptions::default()
-        };
+        let mut options = LoadOptions { context: Some(context), step_rows: self.chunk(), ..self.how.load_options() };
         if let Some(threads) = self.threads {
             options.threads = threads.into();
         }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod chat;
+mod device_args;
 mod doctor;
 mod eval;
 mod eval_tasks;

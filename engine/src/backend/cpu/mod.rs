@@ -2,27 +2,21 @@
 //!
 //! Activations are f32 in memory; in bf16 mode every operation rounds what it writes (NUMERICS N2), except logits.
 
-use super::{Backend, Observer};
+mod weights;
+
+use super::{ActivationDtype, Backend, Observer, Prepare, StepOutput};
 use crate::cache::CacheSizes;
 use crate::errors::EngineError;
 use crate::plan::{BufferId, Op, ParamId, Plan, QkvSpec, Rows, View};
 use crate::schedule::StepBatch;
-use crate::weights::Weights;
+use crate::weights::RawParam;
 use atlas_kernels::{
     AttentionArgs, ConvRing, ConvSegment, DeltaArgs, DeltaSegment, DeltaState, GateLayout, KvDtype, KvLayer, KvSegment,
     LinearPart, Pool, QkNorm, QkvLayout, RopeArgs, attention, causal_conv, gated_delta, gated_rms_norm, linear,
     rms_norm, rope_and_store, sigmoid_mul, silu_mul,
 };
-
-/// The format of activations between operations (NUMERICS N2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ActivationDtype {
-    /// Reference mode.
-    #[default]
-    F32,
-    /// Rounded to bfloat16 at the places that the engine's documentation lists.
-    Bf16,
-}
+use weights::Weights;
+pub use weights::pack;
 
 /// Options of the CPU backend.
 #[derive(Debug, Clone, Copy)]
@@ -50,8 +44,8 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// Takes the weights of `plan` and allocates the caches.
-    pub fn new(plan: Plan, weights: Weights, options: CpuOptions) -> Self {
+    /// Allocates the caches of `plan`; its weights come through [`Prepare`].
+    pub fn new(plan: Plan, options: CpuOptions) -> Self {
         let sizes = options.sizes;
         let kv = (plan.kv_layers.iter())
             .map(|layer| KvLayer::new(options.kv_dtype, sizes.pages, layer.kv_heads, layer.head_dim, layer.head_dim))
@@ -65,6 +59,7 @@ impl CpuBackend {
             .map(|layer| ConvRing::new(sizes.rings, sizes.ring_rows, layer.conv_channels))
             .collect();
         let buffers = plan.buffers.iter().map(|_| Vec::new()).collect();
+        let weights = Weights::default();
         Self { pool: Pool::new(options.threads), plan, weights, options, buffers, kv, states, rings }
     }
 
@@ -77,7 +72,12 @@ impl CpuBackend {
             Op::Embed { table, out } => {
                 let table = weights.matrix(table.0);
                 let out_rows = self.buffers[out.buffer.0].chunks_exact_mut(out.width);
-                batch.tokens.iter().zip(out_rows).for_each(|(token, row)| table.row(*token as usize, row));
+                for (token, row) in batch.tokens.iter().zip(out_rows) {
+                    table.row(*token as usize, row);
+                    if round {
+                        row.iter_mut().for_each(|value| *value = half::bf16::from_f32(*value).to_f32());
+                    }
+                }
             }
             Op::GatherLogitRows { x, out } => {
                 let (x, out_rows) = pair(&mut self.buffers, *x, *out);
@@ -226,12 +226,29 @@ impl CpuBackend {
     }
 }
 
+impl Prepare for CpuBackend {
+    fn load(&mut self, index: usize, param: RawParam) -> Result<(), EngineError> {
+        assert_eq!(index, self.weights.len(), "parameters come in the plan's order");
+        self.weights.push(param);
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<Box<dyn Backend>, EngineError> {
+        assert_eq!(self.weights.len(), self.plan.params.len(), "every parameter has been loaded");
+        Ok(self)
+    }
+}
+
 impl Backend for CpuBackend {
     fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    fn execute(&mut self, batch: &StepBatch, mut observer: Option<&mut dyn Observer>) -> Result<&[f32], EngineError> {
+    fn execute(
+        &mut self,
+        batch: &StepBatch,
+        mut observer: Option<&mut dyn Observer>,
+    ) -> Result<StepOutput<'_>, EngineError> {
         let vocab = self.plan.logits.width as u32;
         if let Some(token) = batch.tokens.iter().find(|token| **token >= vocab) {
             return Err(EngineError::Unsupported(format!("token {token} is outside the vocabulary of {vocab}")));
@@ -252,7 +269,7 @@ impl Backend for CpuBackend {
                 observer.after(index, &self.plan.ops[index], output, rows, out.width);
             }
         }
-        Ok(&self.buffers[self.plan.logits.buffer.0])
+        Ok(StepOutput::of_logits(&self.buffers[self.plan.logits.buffer.0], self.plan.logits.width))
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -1,0 +1,26 @@
+//! CUDA: devices, kernels and launches. Nothing is linked: the driver is looked for at run time.
+//!
+//! Each operation has a file here that checks shapes and launches, and a `.cu` file of the same name. Activations are
+//! bf16; those that a linear layer reads stand in the packed layout of `cuda/common.cuh`.
+
+mod device;
+mod error;
+mod launch;
+mod module;
+mod nvrtc;
+mod probe;
+mod rows;
+mod step;
+
+pub use device::{Device, Memory, Pinned, Plain, Properties, device_count};
+pub use error::CudaError;
+pub use launch::{Event, Graph, Launch, Params};
+pub use module::Kernel;
+pub use probe::probe_memory;
+pub use rows::{Gates, Norm, RowKernels, StepRoom};
+pub use step::{DeviceSegment, FEW_ROWS, StepArena, StepArgs, StepRows, TILE_ROWS, Tile};
+
+/// Bytes of a packed activation of `rows` rows of `width` columns (bf16, see `cuda/common.cuh`).
+pub fn packed_bytes(rows: usize, width: usize) -> usize {
+    width.next_multiple_of(64) * rows.next_multiple_of(8) * 2
+}
