@@ -23,6 +23,8 @@ struct RmsNormArgs {
 constexpr u32 kGroupThreads = 256;
 /// Units that a lane keeps between its two passes over a row: all of them up to a width of 5,120.
 constexpr u32 kHeld = 10;
+/// Sums that a lane of `rms_norm_row` loads before it adds the first.
+constexpr u32 kAhead = 12;
 
 namespace {
 
@@ -82,8 +84,16 @@ extern "C" __global__ void __launch_bounds__(1024) rms_norm_row(RmsNormArgs a) {
     unit_sums[unit] = sum_squares(x);
     __syncthreads();
     float sum = 0.0f;
-#pragma unroll 8
-    for (u32 at = threadIdx.x % kWarp; at < blockDim.x; at += kWarp) sum = sum + unit_sums[at];
+    for (u32 first = threadIdx.x % kWarp; first < blockDim.x; first += kAhead * kWarp) {
+        float sums[kAhead];
+#pragma unroll
+        for (u32 i = 0; i < kAhead; i++) {
+            const u32 at = first + i * kWarp;
+            sums[i] = at < blockDim.x ? unit_sums[at] : 0.0f;
+        }
+#pragma unroll
+        for (u32 i = 0; i < kAhead; i++) sum = sum + sums[i];
+    }
     const float scale = inverse_rms(a, warp_sum(sum), inverse_width);
     // Whole blocks of 64 columns are written: zeros follow a width that is not a multiple.
     if (unit / 4 * kBlock < a.width) store_normalised(a, row, unit, x, scale, weight);
