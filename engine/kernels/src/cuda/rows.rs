@@ -8,13 +8,14 @@ use super::packed_bytes;
 use super::step::StepArgs;
 
 /// Rows that are worth a thread block each in a norm; more are worked on in groups of eight.
-const NORM_ROWS: usize = 64;
+const NORM_ROWS: usize = 512;
 /// The widest row that one thread block normalises.
 const NORM_WIDTH: usize = 16 * 1024;
 
 /// The kernels, resolved.
 pub struct RowKernels {
     embed: Kernel,
+    embed_packed: Kernel,
     norm_row: Kernel,
     norm_group: Kernel,
     silu_mul: Kernel,
@@ -142,6 +143,7 @@ impl RowKernels {
     pub fn new(device: &Device) -> Result<Self, CudaError> {
         Ok(Self {
             embed: device.kernel("embed", "embed", 0)?,
+            embed_packed: device.kernel("embed", "embed_packed", 0)?,
             norm_row: device.kernel("rms_norm", "rms_norm_row", 0)?,
             norm_group: device.kernel("rms_norm", "rms_norm_group", 0)?,
             silu_mul: device.kernel("silu_mul", "silu_mul", 0)?,
@@ -163,6 +165,18 @@ impl RowKernels {
         let threads = (width.div_ceil(8) as u32).next_multiple_of(32).clamp(32, 1024);
         // SAFETY: `out` holds the rows; tokens were checked against the vocabulary by the caller.
         unsafe { self.embed.launch(Launch::new((room.rows as u32, 1, 1), threads), &args) }
+    }
+
+    /// As [`Self::embed`], from a linear layer's packed bf16 weight of `width` columns.
+    ///
+    /// # Panics
+    /// If `out` is too small.
+    pub fn embed_packed(&self, room: &StepRoom, table: &Memory, out: &Memory, width: usize) -> Result<(), CudaError> {
+        holds("embedding", out, 2 * room.rows * width);
+        let args = EmbedArgs { step: room.step, table: table.address(), out: out.address(), width: width as u32 };
+        let threads = (width.div_ceil(4) as u32).next_multiple_of(32).clamp(32, 512);
+        // SAFETY: `out` holds the rows; tokens were checked against the vocabulary by the caller.
+        unsafe { self.embed_packed.launch(Launch::new((room.rows as u32, 1, 1), threads), &args) }
     }
 
     /// RMS norm of row-major `x` to packed `out`. With `gather` the output has the step's logit rows, else all rows.
