@@ -44,11 +44,11 @@ struct Candidate {
 };
 
 struct SampleArgs {
+    Step step;
     const float* logits;          // [rows][vocab]
-    const Counts* counts;
     const Selection* selections;  // [rows]
-    Choice* choices;              // [rows]
-    Candidate* candidates;        // [rows][kMaxTop]
+    Choice* choices;              // [rows], in host memory
+    Candidate* candidates;        // [rows][kMaxTop], in host memory
     u64* chunk_best;              // [rows][chunks]
     u64* part_best;               // [rows][parts]
     u64* part_choice;             // [rows][parts]
@@ -299,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) row_maxima(SampleArgs a) 
     allow_next();
     wait_for_previous();
     const u32 row = blockIdx.y, lane = threadIdx.x % kWarp;
-    if (row >= a.counts->logit_rows || a.selections[row].kind == kLogits) return;
+    if (row >= a.step.counts->logit_rows || a.selections[row].kind == kLogits) return;
     const u32 first_chunk = (blockIdx.x * kWarps + threadIdx.x / kWarp) * kLaneChunks;
     Lane lanes[kLaneChunks];
 #pragma unroll
@@ -334,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) choose(SampleArgs a) {
     allow_next();
     wait_for_previous();
     const u32 row = blockIdx.y;
-    if (row >= a.counts->logit_rows) return;
+    if (row >= a.step.counts->logit_rows) return;
     const Selection s = a.selections[row];
     if (s.kind == kLogits || (s.kind != kSample && blockIdx.x > 0)) return;
 

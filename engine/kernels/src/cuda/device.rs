@@ -361,6 +361,11 @@ pub struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
+    /// Its address, for kernels too: host and device share one address space.
+    pub(super) fn address(&self) -> u64 {
+        self.address as u64
+    }
+
     /// The first `count` elements.
     ///
     /// # Panics
