@@ -23,6 +23,7 @@ pub struct RowKernels {
     pack: Kernel,
     unpack: Kernel,
     to_f32: Kernel,
+    gather: Kernel,
     multiprocessors: u32,
 }
 
@@ -118,8 +119,19 @@ struct PackArgs {
     groups: u32,
 }
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct GatherArgs {
+    step: StepArgs,
+    x: u64,
+    out: u64,
+    width: u32,
+}
+
 // SAFETY: each mirrors the structure of the same name in its `.cu` file, addresses first.
 unsafe impl Params for EmbedArgs {}
+// SAFETY: as above.
+unsafe impl Params for GatherArgs {}
 // SAFETY: as above.
 unsafe impl Params for RmsNormArgs {}
 // SAFETY: as above.
@@ -151,6 +163,7 @@ impl RowKernels {
             pack: device.kernel("convert", "pack_rows", 0)?,
             unpack: device.kernel("convert", "unpack_rows", 0)?,
             to_f32: device.kernel("convert", "bf16_rows_to_f32", 0)?,
+            gather: device.kernel("convert", "gather_rows", 0)?,
             multiprocessors: device.properties().multiprocessors,
         })
     }
@@ -258,6 +271,18 @@ impl RowKernels {
         };
         // SAFETY: the buffers hold what the kernel reads and writes.
         unsafe { self.gate_output.launch(blocks_and_groups(width, room.rows), &args) }
+    }
+
+    /// Rows of row-major `x` whose logits are wanted, to row-major `out`.
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    pub fn gather(&self, room: &StepRoom, x: &Memory, out: &Memory, width: usize) -> Result<(), CudaError> {
+        holds("rows", x, 2 * room.rows * width);
+        holds("gathered rows", out, 2 * room.logit_rows * width);
+        let args = GatherArgs { step: room.step, x: x.address(), out: out.address(), width: width as u32 };
+        // SAFETY: the buffers hold what the kernel reads and writes.
+        unsafe { self.gather.launch(Launch::new((room.logit_rows as u32, 1, 1), 256), &args) }
     }
 
     /// Row-major `x` to packed `out`.
