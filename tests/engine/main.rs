@@ -2,8 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "what is unexpected fails the test")]
 
+mod devices;
 mod goldens;
 mod numerics;
+mod operations;
+mod random;
 mod selections;
 mod serving;
 mod support;
