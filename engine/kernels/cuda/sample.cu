@@ -240,53 +240,18 @@ struct TopShared {
     u32 above;
 };
 
-/// The k-th largest of distinct ranks that `for_each` visits (each rank in one thread), or a bound between it and the
-/// next smaller; 0 if there are fewer. Digit by digit from the top. Every thread of the block takes part and gets it.
-template <typename ForEach>
-__device__ u64 kth_largest(u32 k, TopShared& shared, ForEach for_each) {
-    const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    u64 prefix = 0;
-    for (int shift = 56; shift >= 0; shift -= 8) {
-        shared.bins[threadIdx.x] = 0;
-        if (threadIdx.x == 0) shared.digit = kBins;
-        __syncthreads();
-        for_each([&](u64 rank) {
-            if (shift == 56 || rank >> (shift + 8) == prefix) atomicAdd(&shared.bins[u32(rank >> shift) % kBins], 1);
-        });
-        __syncthreads();
-        // Ranks with this thread's digit or a larger one.
-        const u32 own = shared.bins[threadIdx.x];
-        u32 reached = own;
-#pragma unroll
-        for (u32 offset = 1; offset < kWarp; offset *= 2) {
-            const u32 other = __shfl_down_sync(0xFFFFFFFFu, reached, offset);
-            if (lane + offset < kWarp) reached += other;
-        }
-        if (lane == 0) shared.warp_totals[warp] = reached;
-        __syncthreads();
-        for (u32 later = warp + 1; later < kWarps; later++) reached += shared.warp_totals[later];
-        if (reached >= k && reached - own < k) {
-            shared.digit = threadIdx.x;
-            shared.above = reached - own;
-        }
-        __syncthreads();
-        if (shared.digit == kBins) return 0;
-        prefix = prefix << 8 | shared.digit;
-        k -= shared.above;
-        const bool whole = shared.bins[shared.digit] == k;
-        __syncthreads();
-        // Everything with this prefix is among the k.
-        if (whole) return prefix << shift;
-    }
-    return prefix;
-}
-
 /// Chunks and tokens of which a thread loads several before it looks at the first.
 constexpr u32 kAhead = 4;
 
-/// Writes the row's k best tokens in order.
-__device__ void write_top(const SampleArgs& a, u32 row, u32 k, TopShared& shared) {
-    const auto for_each_chunk = [&](auto visit) {
+/// One row whose best tokens are looked for by all threads of a block.
+struct Top {
+    const SampleArgs& a;
+    u32 row;
+    TopShared& shared;
+
+    /// Visits the best of every chunk, each in one thread.
+    template <typename Visit>
+    __device__ void each_chunk(Visit visit) const {
         for (u32 chunk = threadIdx.x; chunk < a.chunks; chunk += kAhead * kThreads) {
             u64 ranks[kAhead];
 #pragma unroll
@@ -299,8 +264,11 @@ __device__ void write_top(const SampleArgs& a, u32 row, u32 k, TopShared& shared
                 if (ranks[i] != 0) visit(ranks[i], chunk + i * kThreads);
             }
         }
-    };
-    const auto for_each_token = [&](auto visit) {
+    }
+
+    /// Visits every token of the chosen chunks, each in one thread.
+    template <typename Visit>
+    __device__ void each_token(Visit visit) const {
         for (u32 at = threadIdx.x / kWarp * kAhead; at < shared.chunk_count; at += kAhead * kWarps) {
             u32 ids[kAhead];
             Lane lanes[kAhead];
@@ -318,45 +286,98 @@ __device__ void write_top(const SampleArgs& a, u32 row, u32 k, TopShared& shared
                 }
             }
         }
-    };
-    const auto list_from = [&](u64 least) {
+    }
+
+    /// The k-th largest of the chunks' best or of the chosen chunks' tokens, or a bound between it and the next
+    /// smaller; 0 if there are fewer. Digit by digit from the top.
+    template <bool kTokens>
+    __device__ u64 kth_largest(u32 k) const {
+        const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+        u64 prefix = 0;
+        for (int shift = 56; shift >= 0; shift -= 8) {
+            shared.bins[threadIdx.x] = 0;
+            if (threadIdx.x == 0) shared.digit = kBins;
+            __syncthreads();
+            const auto count = [&](u64 rank) {
+                if (shift != 56 && rank >> (shift + 8) != prefix) return;
+                atomicAdd(&shared.bins[u32(rank >> shift) % kBins], 1);
+            };
+            if constexpr (kTokens) {
+                each_token(count);
+            } else {
+                each_chunk([&](u64 rank, u32) { count(rank); });
+            }
+            __syncthreads();
+            // Ranks with this thread's digit or a larger one.
+            const u32 own = shared.bins[threadIdx.x];
+            u32 reached = own;
+#pragma unroll
+            for (u32 offset = 1; offset < kWarp; offset *= 2) {
+                const u32 other = __shfl_down_sync(0xFFFFFFFFu, reached, offset);
+                if (lane + offset < kWarp) reached += other;
+            }
+            if (lane == 0) shared.warp_totals[warp] = reached;
+            __syncthreads();
+            for (u32 later = warp + 1; later < kWarps; later++) reached += shared.warp_totals[later];
+            if (reached >= k && reached - own < k) {
+                shared.digit = threadIdx.x;
+                shared.above = reached - own;
+            }
+            __syncthreads();
+            if (shared.digit == kBins) return 0;
+            prefix = prefix << 8 | shared.digit;
+            k -= shared.above;
+            const bool whole = shared.bins[shared.digit] == k;
+            __syncthreads();
+            // Everything with this prefix is among the k.
+            if (whole) return prefix << shift;
+        }
+        return prefix;
+    }
+
+    /// Lists the tokens from `least` on and returns their number; more than `kListed` are not all listed.
+    __device__ u32 list_from(u64 least) const {
         if (threadIdx.x == 0) shared.count = 0;
         __syncthreads();
-        for_each_token([&](u64 rank) {
+        each_token([&](u64 rank) {
             if (rank < least) return;
             const u32 at = atomicAdd(&shared.count, 1);
             if (at < kListed) shared.list[at] = rank;
         });
         __syncthreads();
         return shared.count;
-    };
+    }
 
-    // At least k tokens reach the k-th best of the chunks' best, and none of them is in another chunk.
-    const u64 bound = kth_largest(k, shared, [&](auto visit) {
-        for_each_chunk([&](u64 rank, u32) { visit(rank); });
-    });
-    if (threadIdx.x == 0) shared.chunk_count = 0;
-    __syncthreads();
-    for_each_chunk([&](u64 rank, u32 chunk) {
-        if (rank >= bound) shared.chunks[atomicAdd(&shared.chunk_count, 1)] = chunk;
-    });
-    __syncthreads();
-    u32 count = list_from(bound);
-    if (count > kListed) count = list_from(kth_largest(k, shared, for_each_token));
-    // Ranks are distinct: a token's place is the number of larger ones.
-    for (u32 at = threadIdx.x; at < count; at += kThreads) {
-        const u64 rank = shared.list[at];
-        u32 place = 0;
+    /// Writes the k best tokens in order.
+    __device__ void write(u32 k) const {
+        // At least k tokens reach the k-th best of the chunks' best, and none of them is in another chunk.
+        const u64 bound = kth_largest<false>(k);
+        if (threadIdx.x == 0) shared.chunk_count = 0;
+        __syncthreads();
+        each_chunk([&](u64 rank, u32 chunk) {
+            if (rank >= bound) shared.chunks[atomicAdd(&shared.chunk_count, 1)] = chunk;
+        });
+        __syncthreads();
+        u32 count = list_from(bound);
+        if (count > kListed) {
+            const u64 exact = kth_largest<true>(k);
+            count = list_from(exact);
+        }
+        // Ranks are distinct: a token's place is the number of larger ones.
+        for (u32 at = threadIdx.x; at < count; at += kThreads) {
+            const u64 rank = shared.list[at];
+            u32 place = 0;
 #pragma unroll 8
-        for (u32 other = 0; other < count; other++) place += shared.list[other] > rank;
-        if (place < k) shared.sorted[place] = rank;
+            for (u32 other = 0; other < count; other++) place += shared.list[other] > rank;
+            if (place < k) shared.sorted[place] = rank;
+        }
+        __syncthreads();
+        for (u32 at = threadIdx.x; at < k; at += kThreads) {
+            const u64 rank = shared.sorted[at];
+            a.candidates[u64(row) * kMaxTop + at] = {id_of(rank), from_ordered(key_of(rank))};
+        }
     }
-    __syncthreads();
-    for (u32 at = threadIdx.x; at < k; at += kThreads) {
-        const u64 rank = shared.sorted[at];
-        a.candidates[u64(row) * kMaxTop + at] = {id_of(rank), from_ordered(key_of(rank))};
-    }
-}
+};
 
 }  // namespace
 
@@ -420,7 +441,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) choose(SampleArgs a) {
         choice.token = id_of(chosen);
     } else if (s.kind == kTop) {
         choice.candidates = s.k < a.vocab ? s.k : a.vocab;
-        write_top(a, row, choice.candidates, shared.top);
+        Top{a, row, shared.top}.write(choice.candidates);
     }
     // All blocks that come here have the same choice.
     if (threadIdx.x == 0) a.choices[row] = choice;
