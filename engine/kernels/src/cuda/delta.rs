@@ -24,7 +24,7 @@ const DIM_UNIT: usize = 8;
 /// Bytes of shared memory that each kernel's `Shared` takes (asserted there).
 const FEW_SHARED: u32 = 99_616;
 const KEYS_SHARED: u32 = 67_584;
-const VALUES_SHARED: u32 = 100_864;
+const VALUES_SHARED: u32 = 101_376;
 const ANY_SHARED: u32 = 33_056;
 
 /// Columns of a value head that a thread block of `gated_delta_values` takes.
