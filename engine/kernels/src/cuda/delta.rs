@@ -33,7 +33,7 @@ const VALUE_COLUMNS: u32 = 32;
 const SEGMENT_BLOCKS: u32 = 4;
 
 /// Dimensions of a gated delta net.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeltaShape {
     /// Query and key heads.
     pub k_heads: usize,
