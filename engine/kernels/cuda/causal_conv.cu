@@ -18,8 +18,8 @@ template <int Taps, int Channels>
 __device__ void convolve_rows(const GatedDelta& p) {
     allow_next();
     wait_for_previous();
-    if (blockIdx.y >= p.step.counts->tiles) return;
-    const Tile tile = p.step.tiles[blockIdx.y];
+    Tile tile;
+    if (!nth_tile(p, blockIdx.y, tile)) return;
     const Segment s = p.step.segments[tile.segment];
     const u32 channels = p.channels, channel = (blockIdx.x * kThreads + threadIdx.x) * Channels;
     const u32 first = tile.row + blockIdx.z * kRows, end = min(s.rows, tile.row + kTileRows);
@@ -29,7 +29,7 @@ __device__ void convolve_rows(const GatedDelta& p) {
     auto input = [&](int row) {
         if (int(s.start) + row < 0) return Inputs<Channels>{};
         return *reinterpret_cast<const Inputs<Channels>*>(row >= 0 ? projected + u64(row) * p.stride
-                                              : ring + u64(((s.start + row) & (p.ring_rows - 1))) * channels);
+                                              : ring + u64((s.start + row) & (p.ring_rows - 1)) * channels);
     };
     // The last `taps` entries of the window are a row's inputs.
     const int absent = Taps - int(p.taps);
@@ -63,7 +63,7 @@ __device__ void convolve_rows(const GatedDelta& p) {
     }
     if (first > 0) return;
     for (u32 row = s.rows - min(s.rows, p.ring_rows); row < s.rows; row++) {
-        *reinterpret_cast<Inputs<Channels>*>(ring + u64(((s.start + row) & (p.ring_rows - 1))) * channels) = input(int(row));
+        *reinterpret_cast<Inputs<Channels>*>(ring + u64((s.start + row) & (p.ring_rows - 1)) * channels) = input(int(row));
     }
 }
 

@@ -63,6 +63,9 @@ struct GatedDelta {
     float norm_eps;
     u32 heads;                 // that a thread block of gated_delta_few takes: all of one key head
     u32 observed;
+    u32 all_rows;              // kernels of tiles compute segments of few rows too
+    u32 convolved_given;       // gated_delta_any: the input is `convolved`
+    u32 norm_wanted;           // gated_delta_any: the gated norm follows
 };
 
 // ---- Elementary functions ----
@@ -114,19 +117,33 @@ __device__ inline float* decays_of(const GatedDelta& p, u32 page, u32 head) {
     return p.open_g + (u64(page) * p.v_heads + head) * kBlockRows;
 }
 
-/// The `n`-th of the segments that have tiles; false if there are fewer. Called by whole warps.
-__device__ inline bool tiled_segment(const Step& step, u32 n, Segment& segment) {
-    const u32 tiles = step.counts->tiles;
+/// Tile `n` of the step; false if there are fewer. With `all_rows` each segment of few rows is a tile, ahead of others.
+__device__ inline bool nth_tile(const GatedDelta& p, u32 n, Tile& tile) {
+    const u32 few = p.all_rows ? p.step.counts->few : 0;
+    if (n < few) tile = {p.step.few[n], 0};
+    else if (n - few < p.step.counts->tiles) tile = p.step.tiles[n - few];
+    else return false;
+    return true;
+}
+
+/// The `n`-th of the segments that have tiles, likewise. Called by whole warps.
+__device__ inline bool nth_tiled_segment(const GatedDelta& p, u32 n, Segment& segment) {
+    const u32 few = p.all_rows ? p.step.counts->few : 0, tiles = p.step.counts->tiles;
+    if (n < few) {
+        segment = p.step.segments[p.step.few[n]];
+        return true;
+    }
+    n -= few;
     for (u32 base = 0; base < tiles; base += kWarp) {
         const u32 at = base + threadIdx.x % kWarp;
-        u32 firsts = __ballot_sync(0xFFFFFFFFu, at < tiles && step.tiles[at].row == 0);
+        u32 firsts = __ballot_sync(0xFFFFFFFFu, at < tiles && p.step.tiles[at].row == 0);
         const u32 count = __popc(firsts);
         if (n >= count) {
             n -= count;
             continue;
         }
         for (; n > 0; n--) firsts &= firsts - 1;
-        segment = step.segments[step.tiles[base + __ffs(firsts) - 1].segment];
+        segment = p.step.segments[p.step.tiles[base + __ffs(firsts) - 1].segment];
         return true;
     }
     return false;

@@ -28,14 +28,22 @@ struct Rows {
     u32 anchor;
 };
 
-/// Convolves a row of a head that begins at `channel`; lane l has the pairs l, l + 32, ...
+/// A row of a head that begins at `channel`, convolved; lane l has the pairs l, l + 32, ...
 __device__ void convolve_head(const GatedDelta& p, const Segment& s, u32 row, u32 channel, u32 dim,
                               float2 (&x)[kMaxPairs]) {
 #pragma unroll
     for (u32 i = 0; i < kMaxPairs; i++) {
         const u32 c = 2 * (threadIdx.x % kWarp + kWarp * i);
-        x[i] = c < dim ? convolve(p, load_window<kMaxTaps>(p, s, row, channel + c), channel + c) : float2{};
-        if (c < dim) show_convolved(p, s.first_row + row, channel + c, x[i]);
+        x[i] = float2{};
+        if (c >= dim) continue;
+        if (p.convolved_given) {
+            const u64 at = u64(s.first_row + row) * p.channels + channel + c;
+            const u32 pair = *reinterpret_cast<const u32*>(p.convolved + at);
+            x[i] = {low_bf16(pair), high_bf16(pair)};
+        } else {
+            x[i] = convolve(p, load_window<kMaxTaps>(p, s, row, channel + c), channel + c);
+            show_convolved(p, s.first_row + row, channel + c, x[i]);
+        }
     }
 }
 
@@ -182,7 +190,7 @@ __device__ void value_head(const GatedDelta& p, const Segment& s, const Rows& ro
     __syncthreads();
     if (threadIdx.x < p.v_dim) column_of_rows(p, rows, s.first_row + rows.first, head, m);
     __syncthreads();
-    if (warp < rows.count) {
+    if (p.norm_wanted && warp < rows.count) {
         const u32 row = s.first_row + rows.first + warp;
         u32 gate[kMaxPairs];
         load_gate(p, row, head, gate);
@@ -230,6 +238,7 @@ __device__ void segment_of_key_head(const GatedDelta& p, const Segment& s, u32 k
             }
         }
     }
+    if (p.convolved_given) return;
     const u32 values = 2 * p.k_heads * p.k_dim;
     store_rings(p, s, key_head * p.k_dim, p.k_dim);
     store_rings(p, s, (p.k_heads + key_head) * p.k_dim, p.k_dim);
@@ -254,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gated_delta_any_tiles(
     allow_next();
     wait_for_previous();
     Segment s;
-    for (u32 n = blockIdx.y; tiled_segment(p.step, n, s); n += gridDim.y) {
+    for (u32 n = blockIdx.y; nth_tiled_segment(p, n, s); n += gridDim.y) {
         segment_of_key_head(p, s, blockIdx.x, *reinterpret_cast<Shared*>(memory));
         __syncthreads();
     }

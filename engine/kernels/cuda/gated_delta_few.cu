@@ -47,8 +47,6 @@ struct Rows {
     u32 page;
     bool completes;  // the block
     bool last;       // of the segment
-
-    __device__ u32 end() const { return t + count; }
 };
 
 __device__ Rows rows_from(const GatedDelta& p, const Segment& s, u32 first) {

@@ -476,8 +476,8 @@ extern "C" __global__ void __launch_bounds__(kKeysThreads, 2) gated_delta_keys(c
     Rows& rows = *reinterpret_cast<Rows*>(memory);
     allow_next();
     wait_for_previous();
-    if (blockIdx.y >= p.step.counts->tiles) return;
-    const Tile tile = p.step.tiles[blockIdx.y];
+    Tile tile;
+    if (!nth_tile(p, blockIdx.y, tile)) return;
     const Segment s = p.step.segments[tile.segment];
     const u32 block = tile.row / kTileRows;
     keys_of_block(p, s, block, rows);
@@ -492,5 +492,5 @@ extern "C" __global__ void __launch_bounds__(kValuesThreads, 2) gated_delta_valu
     wait_for_previous();
     Place at;
     at.head = blockIdx.y, at.key_head = at.head / (p.v_heads / p.k_heads), at.column = blockIdx.x * kColumns;
-    for (u32 n = blockIdx.z; tiled_segment(p.step, n, at.s); n += gridDim.z) values_of_segment(p, at, m);
+    for (u32 n = blockIdx.z; nth_tiled_segment(p, n, at.s); n += gridDim.z) values_of_segment(p, at, m);
 }
