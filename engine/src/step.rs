@@ -2,8 +2,7 @@
 
 use crate::backend::Backend;
 use crate::errors::EngineError;
-use crate::sampling::{SamplingError, logprobs};
-use crate::schedule::batch::WantLogits;
+use crate::sampling::{RowOutput, SamplingError, logprobs};
 use crate::schedule::scheduler::{Scheduled, Scheduler};
 use crate::schedule::sequence::Running;
 
@@ -19,21 +18,16 @@ pub(crate) struct StepCounts {
 /// Computes one step of everything that runs. On an error the step's reservations are rolled back.
 pub(crate) fn step(scheduler: &mut Scheduler, backend: &mut dyn Backend) -> Result<StepCounts, EngineError> {
     let (batch, scheduled) = scheduler.schedule().map_err(|error| EngineError::Memory(error.to_string()))?;
-    let vocab = backend.plan().logits.width;
-    let logits = backend.execute(&batch, None)?;
-    let mut rows = logits.chunks_exact(vocab);
+    let output = backend.execute(&batch, None)?;
+    let mut rows = output.rows.as_slice();
     let mut counts = StepCounts::default();
     let mut ended = Vec::new();
     for share in scheduled {
         let index = share.index;
         let sequence = &mut scheduler.running[index];
-        let own = match share.want {
-            WantLogits::None => 0,
-            WantLogits::Last => 1,
-            WantLogits::All => share.rows,
-        };
-        let own: Vec<&[f32]> = rows.by_ref().take(own).collect();
-        if advance(sequence, share, &own, &mut counts).is_err() {
+        let own;
+        (own, rows) = rows.split_at(share.want.count(share.rows).min(rows.len()));
+        if advance(sequence, share, own, &mut counts).is_err() {
             ended.push((index, true));
         } else if sequence.ended().is_some() {
             ended.push((index, false));
@@ -50,11 +44,11 @@ pub(crate) fn step(scheduler: &mut Scheduler, backend: &mut dyn Backend) -> Resu
     Ok(counts)
 }
 
-/// Commits a sequence's rows and chooses its next token when its logits are there.
+/// Commits a sequence's rows and chooses its next token when the row before it is there.
 fn advance(
     sequence: &mut Running,
     share: Scheduled,
-    logits: &[&[f32]],
+    outputs: &[RowOutput<'_>],
     counts: &mut StepCounts,
 ) -> Result<(), SamplingError> {
     let start = sequence.cache.len();
@@ -63,14 +57,17 @@ fn advance(
     counts.prompt_tokens += sequence.prompt_len().saturating_sub(start).min(share.rows) as u64;
     sequence.cache.commit(share.reservation, share.rows);
     if let Some(top) = prompt_top {
-        let next = |row: usize| sequence.tokens.get(start + row + 1).copied();
-        let of_row = |(row, logits): (usize, &&[f32])| next(row).map(|token| logprobs(logits, token, top));
-        let found: Vec<_> = logits.iter().enumerate().filter_map(of_row).collect();
+        let next_tokens = sequence.tokens[start + 1..].iter();
+        let of_row = |(output, token): (&RowOutput<'_>, &u32)| Ok(logprobs(output.logits()?, *token, top));
+        let found: Vec<_> = outputs.iter().zip(next_tokens).map(of_row).collect::<Result<_, _>>()?;
         sequence.add_prompt_logprobs(found);
     }
-    if let Some(last) = logits.last().filter(|_| completes && sequence.generates()) {
-        let token = sequence.sampler.choose(last, sequence.tokens.len() as u64)?;
-        let logprobs = sequence.wants_logprobs().map(|top| logprobs(last, token, top));
+    if let Some(last) = outputs.last().filter(|_| completes && sequence.generates()) {
+        let token = sequence.sampler.choose_from(last, sequence.tokens.len() as u64)?;
+        let logprobs = match sequence.wants_logprobs() {
+            Some(top) => Some(logprobs(last.logits()?, token, top)),
+            None => None,
+        };
         sequence.add_token(token, logprobs);
         counts.generated += 1;
     }

@@ -148,7 +148,7 @@ impl Scheduler {
             let completes = rows == sequence.pending();
             let want = match (sequence.wants_prompt_logprobs().is_some(), completes && sequence.generates()) {
                 (true, _) => WantLogits::All,
-                (false, true) => WantLogits::Last,
+                (false, true) => WantLogits::Choice(sequence.selection()),
                 (false, false) => WantLogits::None,
             };
             let reservation = self.caches.reserve(&sequence.cache, rows)?;

@@ -2,7 +2,7 @@
 
 use crate::cache::Sequence;
 use crate::engine::{FinishReason, GenerateEvent, Submission, TokenEvent, TokenLogprobs, Usage};
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, Selection};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -76,6 +76,14 @@ impl Running {
 
     pub(crate) fn wants_logprobs(&self) -> Option<usize> {
         self.submission.request.logprobs
+    }
+
+    /// What is needed of the row that the next token is chosen from.
+    pub(crate) fn selection(&self) -> Selection {
+        match self.wants_logprobs() {
+            Some(_) => Selection::Logits,
+            None => self.sampler.selection(self.tokens.len() as u64),
+        }
     }
 
     /// Takes the log-probabilities of prompt tokens, in order; reports them when the prompt is complete.
