@@ -132,7 +132,7 @@ __device__ void column_of_rows(const GatedDelta& p, const Rows& rows, u32 first_
     for (u32 r = 0; r < kRows; r++) {
         if (r >= rows.count) break;
         const u32 t = rows.t + r;
-        const float decay = expf(m.g[t]);
+        const float decay = fast_exp(m.g[t]);
         float o = decay * total[r][0], expected = decay * total[r][1];
         for (u32 j = 0; j < t; j++) {
             const float u = updates[j * p.v_dim];
@@ -177,7 +177,7 @@ __device__ void value_head(const GatedDelta& p, const Segment& s, const Rows& ro
     __syncthreads();
     for (u32 task = threadIdx.x; task < rows.count * 2 * kBlockRows; task += kThreads) {
         const u32 j = task % kBlockRows, part = task / kBlockRows % 2, r = task / kBlockRows / 2, t = rows.t + r;
-        if (j <= t) m.coefficients[r][part][j] = expf(m.g[t] - m.g[j]) * m.dots[r][part][j];
+        if (j <= t) m.coefficients[r][part][j] = fast_exp(m.g[t] - m.g[j]) * m.dots[r][part][j];
     }
     __syncthreads();
     if (threadIdx.x < p.v_dim) column_of_rows(p, rows, s.first_row + rows.first, head, m);
@@ -192,21 +192,22 @@ __device__ void value_head(const GatedDelta& p, const Segment& s, const Rows& ro
             const u32 c = 2 * (threadIdx.x % kWarp + kWarp * i);
             x[i] = c < p.v_dim ? *reinterpret_cast<float2*>(&m.v[warp][c]) : float2{};
         }
-        gated_norm_row(p, row, head, x, gate);
+        gated_norm_row<0>(p, row, head, x, gate);
     }
     if (rows.t + rows.count < kBlockRows) return;
     const float last = m.g[kBlockRows - 1];
     float* factor = m.coefficients[0][0];
-    if (threadIdx.x < kBlockRows) factor[threadIdx.x] = expf(last - m.g[threadIdx.x]);
+    if (threadIdx.x < kBlockRows) factor[threadIdx.x] = fast_exp(last - m.g[threadIdx.x]);
     __syncthreads();
-    if (threadIdx.x < p.v_dim) fold_column(p, rows, key_head, head, next, expf(last), factor);
+    if (threadIdx.x < p.v_dim) fold_column(p, rows, key_head, head, next, fast_exp(last), factor);
 }
 
 /// Keeps the segment's last inputs of a head's channels.
 __device__ void store_rings(const GatedDelta& p, const Segment& s, u32 channel, u32 dim) {
     const u32 rows = min(s.rows, p.ring_rows), pairs = dim / 2;
     for (u32 i = threadIdx.x; i < rows * pairs; i += kThreads) {
-        store_ring(p, s, s.rows - rows + i / pairs, channel + i % pairs * 2);
+        const u32 row = s.rows - rows + i / pairs, c = channel + i % pairs * 2;
+        *reinterpret_cast<u32*>(ring_row(p, s, row) + c) = conv_input(p, s, row, c);
     }
 }
 

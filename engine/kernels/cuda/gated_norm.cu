@@ -24,6 +24,6 @@ extern "C" __global__ void __launch_bounds__(256) gated_norm_tiles(const __grid_
             const u32 pair = at < p.v_dim ? *reinterpret_cast<const u32*>(from) : 0;
             x[i] = {low_bf16(pair), high_bf16(pair)};
         }
-        gated_norm_row(p, row, head, x, gate);
+        gated_norm_row<0>(p, row, head, x, gate);
     }
 }
