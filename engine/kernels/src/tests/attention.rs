@@ -59,7 +59,8 @@ impl Case {
                     let history = reference::History { keys: &keys[..=t], values: &values[..=t] };
                     let AttentionArgs { scale, window, softcap } = self.args;
                     let scale = scale * self.scales.k;
-                    let mut row = reference::attend(q, &history, scale, window, softcap, sinks.map(|sinks| sinks[head]));
+                    let mut row =
+                        reference::attend(q, &history, scale, window, softcap, sinks.map(|sinks| sinks[head]));
                     row.iter_mut().for_each(|value| *value *= self.scales.v);
                     out[t * self.width() + head * self.v_dim..][..self.v_dim]
                         .copy_from_slice(&rounded(&row, self.round));
@@ -178,8 +179,7 @@ fn every_chunking_and_page_order_gives_the_reference() {
 
 /// A cache whose pages hold NaN from an earlier tenant.
 fn dirty_cache(case: &Case, pages: usize, pool: &Pool) -> KvLayer {
-    let mut cache =
-        KvLayer::new(case.dtype, pages, case.kv_heads, case.head_dim, case.v_dim).with_scales(case.scales);
+    let mut cache = KvLayer::new(case.dtype, pages, case.kv_heads, case.head_dim, case.v_dim).with_scales(case.scales);
     let table: Vec<u32> = (0..pages as u32).collect();
     let rows = pages * PAGE;
     let mut qkv = vec![f32::NAN; rows * case.ld()];

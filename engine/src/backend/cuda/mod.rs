@@ -1,6 +1,7 @@
 //! The CUDA backend.
 
 mod schedule;
+mod selections;
 
 use crate::errors::EngineError;
 use atlas_kernels::cuda::{Device, device_count};
