@@ -165,6 +165,11 @@ impl SampleKernels {
         })
     }
 
+    /// Logit rows of the largest step.
+    pub fn max_rows(&self) -> usize {
+        self.max_rows
+    }
+
     /// Starts the copy of what is asked of the step's logit rows, if it is not there already. The step before must be
     /// done.
     ///
