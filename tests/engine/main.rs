@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what is unexpected fails the test")]
 
+mod atlas_tiny;
 mod devices;
 mod goldens;
 mod numerics;

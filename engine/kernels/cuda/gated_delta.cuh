@@ -249,6 +249,9 @@ __device__ inline void store4(float* at, float4 value) { *reinterpret_cast<float
 
 // ---- Copies ----
 
+/// Asks for a line that will be read soon.
+__device__ inline void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 /// 16 bytes from global to shared memory, past L1.
 __device__ inline void copy_async(float* to, const float* from) {
     const u32 at = u32(__cvta_generic_to_shared(to));

@@ -229,57 +229,81 @@ __device__ void fold(const GatedDelta& p, const Place& at, u32 slot, float4 (&st
     __syncthreads();
 }
 
+/// What the first rows will read besides the projections. It was all written by earlier steps, which are complete
+/// before a step's first kernel starts; hence it may be read before `wait_for_previous`.
+__device__ void prefetch_inputs(const GatedDelta& p, const Place& at) {
+    // 128-byte lines: of a head's convolution weights; of its channels in a position of the ring.
+    const u32 lines = kDim * p.taps / 32, channels = channels_of(p), i = threadIdx.x;
+    if (i < 3 * lines) prefetch(p.conv_weight + conv_channel(p, at, i / lines) * p.taps + i % lines * 32);
+    if (i < 6 * (p.taps - 1)) {
+        const u32 position = at.s.start + p.ring_rows - 1 - i / 6;
+        const u16* row = p.ring + (u64(at.s.ring) * p.ring_rows + position % p.ring_rows) * channels;
+        prefetch(row + conv_channel(p, at, i / 2 % 3) + i % 2 * 64);
+    }
+    if (i < kDim / 32) prefetch(p.norm_weight + 32 * i);
+    if (i == 0) {
+        prefetch(p.a_log + at.head);
+        prefetch(p.dt_bias + at.head);
+    }
+}
+
+/// The rows of a segment in one block. `state` comes and goes in registers.
+__device__ void piece_rows(const GatedDelta& p, const Place& at, u32 block, float4 (&state)[kChain], Shared& m) {
+    const Piece piece = piece_of(at.s, block);
+    const u32 page = p.step.tables[at.s.open_pages + block], tasks = 3 * piece.rows;
+    const u32 own_row = at.s.first_row + piece.first + at.warp;
+    ConvWindow<kFewTaps> window[kPairs];
+    u32 gate[kPairs];
+    auto load_task = [&](u32 task) {
+#pragma unroll
+        for (u32 i = 0; i < kPairs; i++) {
+            const u32 channel = conv_channel(p, at, task % 3) + 2 * (at.lane + kWarp * i);
+            window[i] = load_window<kFewTaps>(p, at.s, piece.first + task / 3, channel);
+        }
+    };
+    if (at.warp < tasks) load_task(at.warp);
+    if (at.warp < piece.rows) load_gate(p, own_row, at.head, gate);
+    if (at.warp == kWarps - 1) decay_rows(p, at, piece, page, m);
+    for (u32 task = at.warp; task < tasks; task += kWarps) {
+        if (task != at.warp) load_task(task);
+        conv_row(p, at, piece, page, task, window, m);
+    }
+    wait_copies<1>();
+    __syncthreads();
+    for (u32 r = 0; r < piece.rows; r++) products(at, state, r, piece.t + r, m);
+    wait_copies<0>();
+    __syncthreads();
+    earlier_rows(piece, m);
+    __syncthreads();
+    if (threadIdx.x < kDim) solve(p, at, piece, page, m);
+    __syncthreads();
+    if (at.warp < piece.rows) {
+        float2 x[kPairs];
+#pragma unroll
+        for (u32 i = 0; i < kPairs; i++) x[i] = *reinterpret_cast<float2*>(&m.v[at.warp][2 * (at.lane + kWarp * i)]);
+        gated_norm_row(p, own_row, at.head, x, gate);
+    }
+    if (piece.t + piece.rows == kBlockRows) fold(p, at, p.step.tables[at.s.anchors + block + 1], state, m);
+}
+
 }  // namespace
 
+/// Grid: (value heads, segments of at most kFewRows rows); at most kFewTaps taps.
 extern "C" __global__ void __launch_bounds__(kThreads, 2) gated_delta_few(const __grid_constant__ GatedDelta p) {
     extern __shared__ float4 memory[];
     Shared& m = *reinterpret_cast<Shared*>(memory);
     allow_next();
-    wait_for_previous();
-    if (blockIdx.y >= p.step.counts->few) return;
+    if (blockIdx.y >= p.step.counts->few) {
+        wait_for_previous();
+        return;
+    }
     const u32 group = p.v_heads / p.k_heads, head = blockIdx.x;
     const Place at = {p.step.segments[p.step.few[blockIdx.y]], head, head / group, threadIdx.x / kWarp,
                       threadIdx.x % kWarp, head % group == 0};
     float4 state[kChain];
-    for (u32 block = 0; block < blocks_of(at.s); block++) {
-        const Piece piece = piece_of(at.s, block);
-        const u32 page = p.step.tables[at.s.open_pages + block];
-        // Everything that comes from memory is asked for before any of it is used, the first rows needed first.
-        ConvWindow<kFewTaps> window[kPairs];
-        const u32 tasks = 3 * piece.rows;
-        auto load_task = [&](u32 task) {
-#pragma unroll
-            for (u32 i = 0; i < kPairs; i++) {
-                const u32 channel = conv_channel(p, at, task % 3) + 2 * (at.lane + kWarp * i);
-                window[i] = load_window<kFewTaps>(p, at.s, piece.first + task / 3, channel);
-            }
-        };
-        if (at.warp < tasks) load_task(at.warp);
-        const u32 own_row = at.s.first_row + piece.first + at.warp;
-        u32 gate[kPairs];
-        if (at.warp < piece.rows) load_gate(p, own_row, head, gate);
-        if (block == 0) load_state(p, at, state);
-        load_page(p, at, page, piece.t, m);
-        if (at.warp == kWarps - 1) decay_rows(p, at, piece, page, m);
-        for (u32 task = at.warp; task < tasks; task += kWarps) {
-            if (task != at.warp) load_task(task);
-            conv_row(p, at, piece, page, task, window, m);
-        }
-        wait_copies<1>();
-        __syncthreads();
-        for (u32 r = 0; r < piece.rows; r++) products(at, state, r, piece.t + r, m);
-        wait_copies<0>();
-        __syncthreads();
-        earlier_rows(piece, m);
-        __syncthreads();
-        if (threadIdx.x < kDim) solve(p, at, piece, page, m);
-        __syncthreads();
-        if (at.warp < piece.rows) {
-            float2 x[kPairs];
-#pragma unroll
-            for (u32 i = 0; i < kPairs; i++) x[i] = *reinterpret_cast<float2*>(&m.v[at.warp][2 * (at.lane + kWarp * i)]);
-            gated_norm_row(p, own_row, head, x, gate);
-        }
-        if (piece.t + piece.rows == kBlockRows) fold(p, at, p.step.tables[at.s.anchors + block + 1], state, m);
-    }
+    load_state(p, at, state);
+    load_page(p, at, p.step.tables[at.s.open_pages], at.s.start % kBlockRows, m);
+    prefetch_inputs(p, at);
+    wait_for_previous();
+    for (u32 block = 0; block < blocks_of(at.s); block++) piece_rows(p, at, block, state, m);
 }

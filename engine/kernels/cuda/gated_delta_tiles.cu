@@ -15,9 +15,9 @@ struct Sums {
     float at[8][4];
 };
 
-/// A chain a 16 columns of the rows' dims, ascending; then their sums. `column(d)` is the other operand at four dims:
-/// entry [d][column].
-template <class Load>
+/// A chain a 16 columns of the rows' dims, ascending; then their sums. `other(d, b)` loads the other operand at four
+/// dims, b[dim][column]. `Causal`: column c stands for 16 keys from 16 c on, and later ones are left out.
+template <bool Causal, class Load>
 __device__ inline Sums chained_products(const Rows& rows, u32 first_row, Load other) {
     Sums total;
     for (u32 chain = 0; chain < kDim; chain += kChain) {
@@ -31,6 +31,7 @@ __device__ inline Sums chained_products(const Rows& rows, u32 first_row, Load ot
                 const float4 a = load4(&rows[first_row + 16 * i][d]);
 #pragma unroll
                 for (u32 c = 0; c < 4; c++) {
+                    if (Causal && c > i % 4) continue;
                     sum.at[i][c] = fmaf(a.x, b[0][c], sum.at[i][c]);
                     sum.at[i][c] = fmaf(a.y, b[1][c], sum.at[i][c]);
                     sum.at[i][c] = fmaf(a.z, b[2][c], sum.at[i][c]);
@@ -120,7 +121,7 @@ __device__ void keys_of_block(const GatedDelta& p, const Segment& s, u32 block, 
     // Thread (r, c) of 16 x 16 takes rows r + 16 i of q and k and keys 4 c .. 4 c + 3 (in bank order c + 16 i).
     const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const u32 r = warp % 2 * 8 + lane / 4, c = warp / 2 * 4 + lane % 4;
-    const Sums sums = chained_products(rows, r, [&](u32 d, float (&b)[4][4]) {
+    const Sums sums = chained_products<true>(rows, r, [&](u32 d, float (&b)[4][4]) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             const float4 k = load4(&rows[kBlockRows + c + 16 * i][d]);
@@ -134,7 +135,9 @@ __device__ void keys_of_block(const GatedDelta& p, const Segment& s, u32 block, 
         const u32 row = s.first_row + piece.first + t - piece.t;
         float* to = p.dots + ((u64(row) * p.k_heads + head) * 2 + part) * kBlockRows;
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) to[c + 16 * j] = sums.at[i][j];
+        for (u32 j = 0; j < 4; j++) {
+            if (j <= i % 4) to[c + 16 * j] = sums.at[i][j];
+        }
     }
     __syncthreads();
 }
@@ -142,59 +145,84 @@ __device__ void keys_of_block(const GatedDelta& p, const Segment& s, u32 block, 
 // ---- Values ----
 
 constexpr u32 kColumns = 32, kSolve = 16, kValuesThreads = 128, kValuesWarps = kValuesThreads / kWarp;
-static_assert(kColumns == kWarp, "a lane a column");
+static_assert(kColumns == kWarp && kValuesThreads == 2 * kBlockRows, "a lane a column, a thread a row of q or k");
 
 struct Shared {
-    Rows rows;                     // q's part later holds the coefficients
+    Rows rows;                      // q's part later holds the coefficients
     float state[kDim][kColumns];
     float u[kBlockRows][kColumns];  // first the sums of k
     float o[kBlockRows][kColumns];  // first the sums of q
+    float inverse[2 * kBlockRows];
     float g[kBlockRows];
     float beta[kBlockRows];
 };
-static_assert(sizeof(Shared) == 100864, "as the host asks for");
-/// [q, k][t][j]
+static_assert(sizeof(Shared) == 101376, "as the host asks for");
+
+/// [q, k][j][t], where `coefficient_at` puts four t.
 typedef float Coefficients[2][kBlockRows][kBlockRows];
 static_assert(sizeof(Coefficients) <= kBlockRows * kPitch * sizeof(float), "q's rows make room for the coefficients");
+
+/// Where the coefficients of t = 4 quad .. 4 quad + 3 with key j stand: neighbouring groups of j in other banks.
+__device__ inline u32 coefficient_at(u32 j, u32 quad) { return 4 * (quad ^ (j / 4)); }
 
 struct Place {
     Segment s;
     u32 head, key_head, column;  // first column of the value head
 };
 
-__device__ void load_rows(const GatedDelta& p, const Place& at, const Piece& piece, u32 page, Shared& m) {
-    const float* keys = keys_of(p, page, at.key_head);
-    const float* updates = updates_of(p, page, at.head) + at.column;
-    const float* decays = decays_of(p, page, at.head);
+/// What a thread keeps of a block that is about to be worked on.
+struct Fetched {
+    uint4 x[kDim / 8];  // eight dims of rows threadIdx / 16 + 8 i of q and k, as convolved
+    float inverse;      // of row threadIdx of q and k
+    float g, beta;      // of row threadIdx
+};
+
+__device__ Fetched fetch(const GatedDelta& p, const Place& at, const Piece& piece, u32 page) {
     const u32 first = at.s.first_row + piece.first - piece.t;  // row of place 0, if there were one
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < 2 * kBlockRows * (kDim / 8); i += kValuesThreads) {
-        const u32 at_row = i / (kDim / 8), d = i % (kDim / 8) * 8, t = at_row % kBlockRows, part = at_row / kBlockRows;
-        float4 low{}, high{};
-        if (t >= piece.t && t < piece.t + piece.rows) {
-            const u64 row = first + t;
-            const u16* from = p.convolved + row * channels_of(p) + (part * p.k_heads + at.key_head) * kDim + d;
-            const uint4 x = *reinterpret_cast<const uint4*>(from);
-            const float inverse = p.inverse_norms[(row * p.k_heads + at.key_head) * 2 + part];
-            low = scale4(inverse, {low_bf16(x.x), high_bf16(x.x), low_bf16(x.y), high_bf16(x.y)});
-            high = scale4(inverse, {low_bf16(x.z), high_bf16(x.z), low_bf16(x.w), high_bf16(x.w)});
-            if (part == 0) low = scale4(query_scale(kDim), low), high = scale4(query_scale(kDim), high);
-        } else if (part == 1 && t < piece.t) {
-            low = load4(keys + t * kDim + d);
-            high = load4(keys + t * kDim + d + 4);
-        }
+    auto real = [&](u32 t) { return t >= piece.t && t < piece.t + piece.rows; };
+    Fetched f;
+#pragma unroll
+    for (u32 i = 0; i < kDim / 8; i++) {
+        const u32 at_row = threadIdx.x / 16 + 8 * i, d = threadIdx.x % 16 * 8;
+        const u32 t = at_row % kBlockRows, part = at_row / kBlockRows;
+        const u16* from = p.convolved + u64(first + t) * channels_of(p) + (part * p.k_heads + at.key_head) * kDim + d;
+        f.x[i] = real(t) ? *reinterpret_cast<const uint4*>(from) : uint4{};
+    }
+    const u32 t = threadIdx.x % kBlockRows, part = threadIdx.x / kBlockRows;
+    const u64 row = first + t;
+    f.inverse = real(t) ? p.inverse_norms[(row * p.k_heads + at.key_head) * 2 + part] : 0.0f;
+    f.g = real(t) ? p.decays[row * p.v_heads + at.head] : t < piece.t ? decays_of(p, page, at.head)[t] : 0.0f;
+    f.beta = real(t) ? p.betas[row * p.v_heads + at.head] : 0.0f;
+    return f;
+}
+
+/// Normalises what was fetched into shared memory, after the rows of the open page.
+__device__ void place_rows(const GatedDelta& p, const Place& at, const Piece& piece, u32 page, const Fetched& f, Shared& m) {
+    m.inverse[threadIdx.x] = f.inverse;
+    if (threadIdx.x < kBlockRows) {
+        m.g[threadIdx.x] = f.g;
+        m.beta[threadIdx.x] = f.beta;
+    }
+    __syncthreads();
+#pragma unroll
+    for (u32 i = 0; i < kDim / 8; i++) {
+        const u32 at_row = threadIdx.x / 16 + 8 * i, d = threadIdx.x % 16 * 8;
+        const uint4 x = f.x[i];
+        const float inverse = m.inverse[at_row];
+        float4 low = scale4(inverse, {low_bf16(x.x), high_bf16(x.x), low_bf16(x.y), high_bf16(x.y)});
+        float4 high = scale4(inverse, {low_bf16(x.z), high_bf16(x.z), low_bf16(x.w), high_bf16(x.w)});
+        if (at_row < kBlockRows) low = scale4(query_scale(kDim), low), high = scale4(query_scale(kDim), high);
+        if (at_row >= kBlockRows && at_row - kBlockRows < piece.t) continue;
         store4(&m.rows[at_row][d], low);
         store4(&m.rows[at_row][d + 4], high);
     }
+    const float* keys = keys_of(p, page, at.key_head);
+    const float* updates = updates_of(p, page, at.head) + at.column;
+    for (u32 i = threadIdx.x; i < piece.t * (kDim / 4); i += kValuesThreads) {
+        store4(&m.rows[kBlockRows + i / (kDim / 4)][i % (kDim / 4) * 4], load4(keys + 4 * i));
+    }
     for (u32 i = threadIdx.x; i < piece.t * kColumns; i += kValuesThreads) {
         m.u[i / kColumns][i % kColumns] = updates[i / kColumns * kDim + i % kColumns];
-    }
-    const u32 t = threadIdx.x;
-    if (t < kBlockRows) {
-        const bool real = t >= piece.t && t < piece.t + piece.rows;
-        const u64 row = first + t;
-        m.g[t] = real ? p.decays[row * p.v_heads + at.head] : t < piece.t ? decays[t] : 0.0f;
-        m.beta[t] = real ? p.betas[row * p.v_heads + at.head] : 0.0f;
     }
 }
 
@@ -202,7 +230,7 @@ __device__ void load_rows(const GatedDelta& p, const Place& at, const Piece& pie
 __device__ void read_state(const Piece& piece, Shared& m) {
     const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const u32 r = warp % 2 * 8 + lane / 4, c = 4 * (warp / 2 * 4 + lane % 4);
-    const Sums sums = chained_products(m.rows, r, [&](u32 d, float (&b)[4][4]) {
+    const Sums sums = chained_products<false>(m.rows, r, [&](u32 d, float (&b)[4][4]) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             const float4 row = load4(&m.state[d + i][c]);
@@ -218,70 +246,123 @@ __device__ void read_state(const Piece& piece, Shared& m) {
     }
 }
 
-/// e^(G_t-G_j) (k_j.q_t) and e^(G_t-G_j) (k_j.k_t) for j <= t; other entries hold anything.
-__device__ void coefficients(const GatedDelta& p, const Place& at, const Piece& piece, Shared& m, Coefficients& c) {
-    for (u32 i = threadIdx.x; i < piece.rows * (kBlockRows / 4); i += kValuesThreads) {
-        const u32 r = i / (kBlockRows / 4), j = i % (kBlockRows / 4) * 4, t = piece.t + r;
-        if (j > t) continue;
-        const u64 row = at.s.first_row + piece.first + r;
-        const float* dots = p.dots + (row * p.k_heads + at.key_head) * 2 * kBlockRows + j;
-        const float4 q = load4(dots), k = load4(dots + kBlockRows), g = load4(&m.g[j]);
-        const float4 factor = {expf(m.g[t] - g.x), expf(m.g[t] - g.y), expf(m.g[t] - g.z), expf(m.g[t] - g.w)};
-        store4(&c[0][t][j], {factor.x * q.x, factor.y * q.y, factor.z * q.z, factor.w * q.w});
-        store4(&c[1][t][j], {factor.x * k.x, factor.y * k.y, factor.z * k.z, factor.w * k.w});
+/// Products of row threadIdx / 16 + 8 i with keys 4 (threadIdx % 16) ..
+struct Dots {
+    float4 q[8], k[8];
+};
+
+__device__ Dots fetch_dots(const GatedDelta& p, const Place& at, const Piece& piece) {
+    Dots dots;
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        const u32 t = threadIdx.x / 16 + 8 * i, j = threadIdx.x % 16 * 4;
+        if (t < piece.t || t >= piece.t + piece.rows || j > t) continue;
+        const u64 row = at.s.first_row + piece.first + t - piece.t;
+        const float* from = p.dots + (row * p.k_heads + at.key_head) * 2 * kBlockRows + j;
+        dots.q[i] = load4(from);
+        dots.k[i] = load4(from + kBlockRows);
     }
+    return dots;
+}
+
+/// e^(G_t-G_j) (k_j.q_t) and e^(G_t-G_j) (k_j.k_t) for j <= t; other entries hold anything.
+__device__ void coefficients(const Piece& piece, const Dots& dots, const Shared& m, Coefficients& c) {
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        const u32 t = threadIdx.x / 16 + 8 * i, j = threadIdx.x % 16 * 4;
+        if (t < piece.t || t >= piece.t + piece.rows || j > t) continue;
+        const float4 g = load4(&m.g[j]);
+        const float4 factor = {expf(m.g[t] - g.x), expf(m.g[t] - g.y), expf(m.g[t] - g.z), expf(m.g[t] - g.w)};
+        const u32 to = coefficient_at(j, t / 4) + t % 4;
+        c[0][j][to] = factor.x * dots.q[i].x, c[1][j][to] = factor.x * dots.k[i].x;
+        c[0][j + 1][to] = factor.y * dots.q[i].y, c[1][j + 1][to] = factor.y * dots.k[i].y;
+        c[0][j + 2][to] = factor.z * dots.q[i].z, c[1][j + 2][to] = factor.z * dots.k[i].z;
+        c[0][j + 3][to] = factor.w * dots.q[i].w, c[1][j + 3][to] = factor.w * dots.k[i].w;
+    }
+}
+
+/// v of kSolve rows in this lane's column.
+struct Values {
+    float at[kSolve];
+};
+
+__device__ Values fetch_values(const GatedDelta& p, const Place& at, const Piece& piece, u32 begin) {
+    const u16* from = p.convolved + 2 * p.k_heads * kDim + at.head * kDim + at.column + threadIdx.x % kWarp;
+    Values v;
+#pragma unroll
+    for (u32 i = 0; i < kSolve; i++) {
+        const u32 t = begin + i;
+        const u64 row = at.s.first_row + piece.first + t - piece.t;
+        const bool real = t >= piece.t && t < piece.t + piece.rows;
+        v.at[i] = real ? from_bf16(from[row * channels_of(p)]) : 0.0f;
+    }
+    return v;
 }
 
 /// u of kSolve rows, a lane a column; rows before the piece hold theirs.
-__device__ void solve(const GatedDelta& p, const Place& at, const Piece& piece, u32 begin, Shared& m, const Coefficients& c) {
+__device__ void solve(const Piece& piece, u32 begin, const Values& v, Shared& m, const Coefficients& c) {
     const u32 lane = threadIdx.x % kWarp;
-    const u16* values = p.convolved + 2 * p.k_heads * kDim + at.head * kDim + at.column + lane;
-    float sum[kSolve], v[kSolve];
+    float sum[kSolve];
+#pragma unroll
+    for (u32 i = 0; i < kSolve; i++) sum[i] = m.u[begin + i][lane];
 #pragma unroll
     for (u32 i = 0; i < kSolve; i++) {
         const u32 t = begin + i;
-        const bool real = t >= piece.t && t < piece.t + piece.rows;
-        const u64 row = at.s.first_row + piece.first + t - piece.t;
-        v[i] = real ? from_bf16(values[row * channels_of(p)]) : 0.0f;
-        sum[i] = m.u[t][lane];
-    }
-#pragma unroll
-    for (u32 i = 0; i < kSolve; i++) {
-        const u32 t = begin + i;
-        if (t >= piece.t) sum[i] = m.beta[t] * (v[i] - sum[i]);
+        if (t >= piece.t) sum[i] = m.beta[t] * (v.at[i] - sum[i]);
         m.u[t][lane] = sum[i];
 #pragma unroll
-        for (u32 later = i + 1; later < kSolve; later++) {
-            if (begin + later >= piece.t) sum[later] = fmaf(c[1][begin + later][t], sum[i], sum[later]);
+        for (u32 quad = i / 4; quad < kSolve / 4; quad++) {
+            const float4 part = load4(&c[1][t][coefficient_at(t, begin / 4 + quad)]);
+            const float of[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+            for (u32 r = 0; r < 4; r++) {
+                const u32 later = 4 * quad + r;
+                if (later > i && begin + later >= piece.t) sum[later] = fmaf(of[r], sum[i], sum[later]);
+            }
         }
     }
 }
 
-/// What the rows begin .. begin + 15 add to the sums of q from there on and of k after them; a warp a row.
+/// Adds the rows begin .. begin + 15 to the sums of four rows from 4 quad on, in two columns.
+template <bool Causal>
+__device__ inline void add_to_quad(const Piece& piece, u32 begin, u32 quad, const float2 (&u)[kSolve], u32 column,
+                                   float (&sums)[kBlockRows][kColumns], const float (&c)[kBlockRows][kBlockRows]) {
+    float2 sum[4];
+#pragma unroll
+    for (u32 r = 0; r < 4; r++) sum[r] = *reinterpret_cast<const float2*>(&sums[4 * quad + r][column]);
+#pragma unroll
+    for (u32 i = 0; i < kSolve; i++) {
+        const float4 part = load4(&c[begin + i][coefficient_at(begin + i, quad)]);
+        const float of[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+        for (u32 r = 0; r < 4; r++) {
+            if (Causal && begin + i > 4 * quad + r) continue;
+            sum[r] = {fmaf(of[r], u[i].x, sum[r].x), fmaf(of[r], u[i].y, sum[r].y)};
+        }
+    }
+#pragma unroll
+    for (u32 r = 0; r < 4; r++) {
+        if (4 * quad + r >= piece.t) *reinterpret_cast<float2*>(&sums[4 * quad + r][column]) = sum[r];
+    }
+}
+
+/// What the rows begin .. begin + 15 add to the sums of q from there on and of k after them; half a warp four rows.
 __device__ void add_rows(const Piece& piece, u32 begin, Shared& m, const Coefficients& c) {
-    const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, end = piece.t + piece.rows;
-    float u[kSolve];
+    const u32 half = threadIdx.x / 16, column = threadIdx.x % 16 * 2, end = (piece.t + piece.rows + 3) / 4;
+    const u32 later = begin / 4 + kSolve / 4, count = end > later ? end - later : 0;
+    float2 u[kSolve];
 #pragma unroll
-    for (u32 i = 0; i < kSolve; i++) u[i] = m.u[begin + i][lane];
-    for (u32 t = max(begin + kSolve, piece.t) + warp; t < end; t += kValuesWarps) {
-        float k = m.u[t][lane], q = m.o[t][lane];
-#pragma unroll
-        for (u32 i = 0; i < kSolve; i += 4) {
-            const float4 part = {u[i], u[i + 1], u[i + 2], u[i + 3]};
-            k = chain4(load4(&c[1][t][begin + i]), part, k);
-            q = chain4(load4(&c[0][t][begin + i]), part, q);
+    for (u32 i = 0; i < kSolve; i++) u[i] = *reinterpret_cast<const float2*>(&m.u[begin + i][column]);
+    for (u32 unit = half; unit < 2 * count; unit += 2 * kValuesWarps) {
+        if (unit < count) {
+            add_to_quad<false>(piece, begin, later + unit, u, column, m.u, c[1]);
+        } else {
+            add_to_quad<false>(piece, begin, later + unit - count, u, column, m.o, c[0]);
         }
-        m.u[t][lane] = k;
-        m.o[t][lane] = q;
     }
-    for (u32 t = max(begin, piece.t) + warp; t < min(begin + kSolve, end); t += kValuesWarps) {
-        float q = m.o[t][lane];
-#pragma unroll
-        for (u32 i = 0; i < kSolve; i++) {
-            if (begin + i <= t) q = fmaf(c[0][t][begin + i], u[i], q);
-        }
-        m.o[t][lane] = q;
-    }
+    // The last half warps, which have least to do above.
+    const u32 own = 2 * kValuesWarps - 1 - half;
+    if (own < kSolve / 4) add_to_quad<true>(piece, begin, begin / 4 + own, u, column, m.o, c[0]);
 }
 
 __device__ void store_rows(const GatedDelta& p, const Place& at, const Piece& piece, u32 page, bool keep, Shared& m) {
@@ -340,27 +421,43 @@ __device__ void store_state(const GatedDelta& p, const Place& at, u32 slot, cons
     }
 }
 
-/// The blocks of a segment in turn.
+/// The blocks of a segment in turn; what a block needs from memory is asked for while the one before is worked on.
 __device__ void values_of_segment(const GatedDelta& p, const Place& at, Shared& m) {
     Coefficients& c = *reinterpret_cast<Coefficients*>(m.rows);
     const u32* anchors = p.step.tables + at.s.anchors;
+    const u32* pages = p.step.tables + at.s.open_pages;
+    const u32 blocks = blocks_of(at.s);
+    const bool solver = threadIdx.x < kWarp;
     load_state(p, at, anchors[0], m);
-    for (u32 block = 0; block < blocks_of(at.s); block++) {
+    Fetched fetched = fetch(p, at, piece_of(at.s, 0), pages[0]);
+    for (u32 block = 0; block < blocks; block++) {
         const Piece piece = piece_of(at.s, block);
-        const u32 page = p.step.tables[at.s.open_pages + block];
-        load_rows(p, at, piece, page, m);
+        place_rows(p, at, piece, pages[block], fetched, m);
         __syncthreads();
+        const Dots dots = fetch_dots(p, at, piece);
+        u32 begin = piece.t / kSolve * kSolve;
+        Values values;
+        if (solver) values = fetch_values(p, at, piece, begin);
         read_state(piece, m);
         __syncthreads();
-        coefficients(p, at, piece, m, c);
+        coefficients(piece, dots, m, c);
+        if (block + 1 < blocks) fetched = fetch(p, at, piece_of(at.s, block + 1), pages[block + 1]);
         __syncthreads();
-        for (u32 begin = 0; begin < piece.t + piece.rows; begin += kSolve) {
-            if (threadIdx.x < kWarp && begin + kSolve > piece.t) solve(p, at, piece, begin, m, c);
+        for (u32 before = 0; before < begin; before += kSolve) {
+            add_rows(piece, before, m, c);
+            __syncthreads();
+        }
+        for (; begin < piece.t + piece.rows; begin += kSolve) {
+            if (solver) {
+                const Values next = fetch_values(p, at, piece, begin + kSolve);
+                solve(piece, begin, values, m, c);
+                values = next;
+            }
             __syncthreads();
             add_rows(piece, begin, m, c);
             __syncthreads();
         }
-        store_rows(p, at, piece, page, keeps_page(p, at.s, block), m);
+        store_rows(p, at, piece, pages[block], keeps_page(p, at.s, block), m);
         if (piece.t + piece.rows == kBlockRows) {
             __syncthreads();
             fold(m);

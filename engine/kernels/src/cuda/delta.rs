@@ -24,7 +24,7 @@ const DIM_UNIT: usize = 8;
 /// Bytes of shared memory that each kernel's `Shared` takes (asserted there).
 const FEW_SHARED: u32 = 99_616;
 const KEYS_SHARED: u32 = 67_584;
-const VALUES_SHARED: u32 = 100_864;
+const VALUES_SHARED: u32 = 101_376;
 const ANY_SHARED: u32 = 33_056;
 
 /// Columns of a value head that a thread block of `gated_delta_values` takes.
@@ -33,7 +33,7 @@ const VALUE_COLUMNS: u32 = 32;
 const SEGMENT_BLOCKS: u32 = 4;
 
 /// Dimensions of a gated delta net.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeltaShape {
     /// Query and key heads.
     pub k_heads: usize,

@@ -31,7 +31,7 @@ pub use linear::{LinearKernels, LinearOut, LinearRows, PackedRows};
 pub use module::Kernel;
 pub use probe::probe_memory;
 pub use rope::{HeadNorms, Rope, RopeKernel};
-pub use rows::{Gates, Norm, RowKernels, StepRoom};
+pub use rows::{Gates, Norm, NormRows, RowKernels, StepRoom};
 pub use sample::{Candidate, Choice, MAX_TOP, RowSelection, SampleKernels};
 pub use step::{DeviceSegment, FEW_ROWS, StepArena, StepArgs, StepRows, TILE_ROWS, Tile};
 pub use weights::{LinearFormat, LinearShape, MAX_PARTS, PackedLinear, RawWeight, WeightLoader};

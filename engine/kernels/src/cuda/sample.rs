@@ -13,6 +13,7 @@ pub const MAX_TOP: usize = 256;
 const CHUNK: usize = 128;
 const PART: usize = 2048;
 const THREADS: u32 = 256;
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
 
 /// What is asked of a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -164,6 +165,11 @@ impl SampleKernels {
         })
     }
 
+    /// Logit rows of the largest step.
+    pub fn max_rows(&self) -> usize {
+        self.max_rows
+    }
+
     /// Starts the copy of what is asked of the step's logit rows, if it is not there already. The step before must be
     /// done.
     ///
@@ -204,11 +210,14 @@ impl SampleKernels {
             parts,
             reserved: 0,
         };
-        let shape = Launch::new((parts, capacity as u32, 1), THREADS);
+        // As many thread blocks as run at once share the rows.
+        let blocks = BLOCKS_PER_MULTIPROCESSOR * self.device.properties().multiprocessors;
+        let shares = (blocks / capacity.max(1) as u32).clamp(1, parts.max(1));
+        let shape = |blocks| Launch::new((blocks, capacity as u32, 1), THREADS);
         // SAFETY: all memory is this struct's, of the sizes that the kernels expect; logits were checked above.
-        unsafe { self.maxima.launch(shape, &args)? };
+        unsafe { self.maxima.launch(shape(parts), &args)? };
         // SAFETY: as above.
-        unsafe { self.choose.launch(shape, &args) }
+        unsafe { self.choose.launch(shape(shares), &args) }
     }
 
     /// The choice of a logit row of the last step, which must be done.

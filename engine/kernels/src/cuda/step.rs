@@ -158,6 +158,11 @@ impl StepArena {
         })
     }
 
+    /// Rows of the largest step.
+    pub fn max_rows(&self) -> usize {
+        self.max_rows
+    }
+
     /// Addresses for steps of up to `capacity` rows.
     pub fn args(&self, capacity: usize) -> StepArgs {
         let layout = Layout::new(capacity);
