@@ -106,7 +106,8 @@ fn check_values(
     trace: &Trace,
     hidden: impl Fn(&Op) -> bool,
 ) {
-    let observed = Observed { case, trace, tokens: &scenario.tokens, kv: target.kv };
+    let bf16_weights = target.device != DeviceKind::Cpu;
+    let observed = Observed { case, trace, tokens: &scenario.tokens, kv: target.kv, bf16_weights };
     for (index, planned) in case.plan.ops.iter().enumerate() {
         for (sequence, tokens) in scenario.tokens.iter().enumerate() {
             if trace.row(index, sequence, 0).is_some() && observed.is_known(index, sequence) {
