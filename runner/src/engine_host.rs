@@ -232,6 +232,7 @@ fn load_options(options: &ServeOptions) -> Result<LoadOptions, CliError> {
             KvCacheDtype { keys: KvOption::F32, values: KvOption::F32 } => KvDtype::F32,
             KvCacheDtype { keys: KvOption::Bf16, values: KvOption::Bf16 } => KvDtype::Bf16,
             KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Fp8 } => KvDtype::Fp8,
+            KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Fp8 } => KvDtype::Fp8,
             other => return Err(unsupported("kv_cache_dtype", other)),
         },
         sequences: options.max_num_seqs.min(options.max_batch_size) as usize,
@@ -264,6 +265,9 @@ mod tests {
         if cuda::available().is_err() {
             assert!(refusal(ServeOptions { device: Device::Cuda, ..plain() }).starts_with("device: `cuda`"));
         }
+        let fp8 = KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Fp8 };
+        let fp8 = load_options(&ServeOptions { kv_cache_dtype: fp8, ..plain() }).unwrap();
+        assert_eq!(fp8.kv_dtype, KvDtype::Fp8);
         let kv = KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Nvfp4 };
         assert!(refusal(ServeOptions { kv_cache_dtype: kv, ..plain() }).contains("`fp8:nvfp4`"));
         assert!(refusal(ServeOptions { activation_dtype: options::ActivationDtype::Fp4, ..plain() }).contains("`fp4`"));
