@@ -91,7 +91,9 @@ __device__ inline void store(const AttentionArgs& a, const State<Blocks>& state,
 #pragma unroll
         for (u32 dim = my_dim; dim < Blocks * kPageBlock; dim += kBlock) {
             const u32 x = *reinterpret_cast<const u32*>(unit(i, dim / 8) + dim % 8 * 2);
-            if (dim < a.head_dim) store_attended(a, row + pair / group, head, dim, x);
+            if (dim >= a.head_dim) break;
+            const u32 gates = a.gated ? *gates_at(a, row + pair / group, head, dim) : 0;
+            store_attended(a, row + pair / group, head, dim, x, gates);
         }
     }
 }
