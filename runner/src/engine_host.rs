@@ -232,7 +232,6 @@ fn load_options(options: &ServeOptions) -> Result<LoadOptions, CliError> {
             KvCacheDtype { keys: KvOption::F32, values: KvOption::F32 } => KvDtype::F32,
             KvCacheDtype { keys: KvOption::Bf16, values: KvOption::Bf16 } => KvDtype::Bf16,
             KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Fp8 } => KvDtype::Fp8,
-            KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Fp8 } => KvDtype::Fp8,
             other => return Err(unsupported("kv_cache_dtype", other)),
         },
         sequences: options.max_num_seqs.min(options.max_batch_size) as usize,

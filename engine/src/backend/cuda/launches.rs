@@ -359,6 +359,7 @@ fn delta_shape(layer: &StateLayerSpec) -> DeltaShape {
         v_heads: layer.value_heads,
         k_dim: layer.key_dim,
         v_dim: layer.value_dim,
+        channels: layer.conv_channels,
         taps: layer.conv_taps,
     }
 }
