@@ -27,7 +27,7 @@ use rows::Shape;
 use schedule::{Launch, Layout};
 use std::collections::HashMap;
 
-/// Bytes that [`read_rate`] reads: far more than any cache holds.
+/// Bytes that [`memory_rates`] reads: far more than any cache holds.
 const PROBE_BYTES: usize = 1 << 30;
 /// Graphs that are kept; a rare shape beyond them is launched operation by operation.
 const MAX_GRAPHS: usize = 64;
@@ -42,9 +42,9 @@ pub fn memory(ordinal: usize) -> Result<(usize, usize), EngineError> {
     Ok(Device::open(ordinal)?.memory()?)
 }
 
-/// Bytes a second that streaming reads of a device's memory reach.
-pub fn read_rate(ordinal: usize) -> Result<f64, EngineError> {
-    Ok(probe_memory(&Device::open(ordinal)?, PROBE_BYTES)?.0)
+/// Bytes a second that streaming reads of a device's memory reach, and a copy (read and written bytes counted).
+pub fn memory_rates(ordinal: usize) -> Result<(f64, f64), EngineError> {
+    Ok(probe_memory(&Device::open(ordinal)?, PROBE_BYTES)?)
 }
 
 /// One model on one CUDA device.
