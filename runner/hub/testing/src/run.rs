@@ -60,7 +60,7 @@ pub fn run_seed(seed: u64) -> Report {
         behaviour,
         path,
         times: if always { u32::MAX } else { 1 },
-        after: if behaviour.kind() == Kind::Body { random.below(3) as u32 } else { 0 },
+        after: if behaviour.kind() == Kind::Body { random.below(6).saturating_sub(3) as u32 } else { 0 },
         at: random.below(1001),
     };
     let place = format!("seed {seed}: {behaviour:?} ({}) {fault:?}", behaviour.text());
