@@ -40,6 +40,17 @@ impl Cache {
         Self { root: config.cache.clone(), own_cache: config.own_cache.clone() }
     }
 
+    /// The cache and the snapshot that a folder belongs to, if it is one of a cache.
+    pub fn of_folder(folder: &Path, own_cache: Option<PathBuf>) -> Option<(Self, Snapshot)> {
+        let folder = std::path::absolute(folder).ok()?;
+        let commit = folder.file_name()?.to_str().filter(|commit| is_commit(commit))?.to_owned();
+        let snapshots = folder.parent().filter(|parent| parent.file_name().is_some_and(|name| name == "snapshots"))?;
+        let repo_folder = snapshots.parent()?;
+        let repo = RepoId::from_folder(repo_folder.file_name()?.to_str()?)?;
+        let root = repo_folder.parent()?.to_owned();
+        Some((Self { root, own_cache }, Snapshot { repo, commit, folder }))
+    }
+
     /// The folder of a repository.
     pub fn repo(&self, repo: &RepoId) -> PathBuf {
         self.root.join(repo.folder())
