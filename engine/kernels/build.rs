@@ -26,7 +26,7 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let nvcc = find_nvcc();
     if let Some(nvcc) = &nvcc {
-        compile(nvcc, &kernels, &out);
+        compile(nvcc, &kernels, &headers, &out);
     } else {
         println!("cargo::warning=nvcc was not found: CUDA kernels will be compiled by NVRTC where they first run");
     }
@@ -75,9 +75,11 @@ fn find_nvcc() -> Option<PathBuf> {
     folders.map(|folder| folder.join("nvcc")).find(|file| file.is_file())
 }
 
-/// Compiles every file, as many at a time as cargo allows.
-fn compile(nvcc: &Path, kernels: &[PathBuf], out: &Path) {
+/// Compiles every file that changed, as many at a time as cargo allows.
+fn compile(nvcc: &Path, kernels: &[PathBuf], headers: &[PathBuf], out: &Path) {
     let targets = env::var("ATLAS_CUDA_TARGETS").unwrap_or_else(|_| TARGETS.to_owned());
+    let read = |file: &PathBuf| fs::read_to_string(file).expect("sources are text");
+    let common = format!("{nvcc:?} {FLAGS:?} {targets} {}", headers.iter().map(read).collect::<String>());
     let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
     let queue = Mutex::new(kernels.iter().collect::<VecDeque<_>>());
     let next = || queue.lock().ok().and_then(|mut queue| queue.pop_front());
@@ -85,16 +87,21 @@ fn compile(nvcc: &Path, kernels: &[PathBuf], out: &Path) {
         for _ in 0..jobs.min(kernels.len()) {
             scope.spawn(|| {
                 while let Some(source) = next() {
-                    compile_one(nvcc, source, &targets, out);
+                    let inputs = format!("{common}{}", read(source));
+                    let (binary, stamp) = (out.join(stem(source)).with_extension("fatbin"), out.join(stem(source)));
+                    if !binary.exists() || fs::read_to_string(&stamp).ok().as_ref() != Some(&inputs) {
+                        compile_one(nvcc, source, &targets, &binary);
+                        fs::write(stamp, inputs).expect("OUT_DIR can be written");
+                    }
                 }
             });
         }
     });
 }
 
-fn compile_one(nvcc: &Path, source: &Path, targets: &str, out: &Path) {
+fn compile_one(nvcc: &Path, source: &Path, targets: &str, binary: &Path) {
     let mut command = Command::new(nvcc);
-    command.args(FLAGS).arg("-o").arg(out.join(format!("{}.fatbin", stem(source)))).arg(source);
+    command.args(FLAGS).arg("-o").arg(binary).arg(source);
     for target in targets.split(',') {
         command.arg("-gencode").arg(format!("arch=compute_{target},code=sm_{target}"));
     }

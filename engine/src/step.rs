@@ -2,8 +2,7 @@
 
 use crate::backend::Backend;
 use crate::errors::EngineError;
-use crate::sampling::{SamplingError, logprobs};
-use crate::schedule::batch::WantLogits;
+use crate::sampling::{RowOutput, SamplingError, logprobs};
 use crate::schedule::scheduler::{Scheduled, Scheduler, StepPlan};
 use std::time::Instant;
 
@@ -23,21 +22,16 @@ pub(crate) fn step(scheduler: &mut Scheduler, backend: &mut dyn Backend) -> Resu
     let begun = Instant::now();
     let plan = scheduler.schedule(begun).map_err(|error| EngineError::Memory(error.to_string()))?;
     let StepPlan { batch, shares, prompt_rows, .. } = plan;
-    let vocab = backend.plan().logits.width;
-    let logits = backend.execute(&batch, None)?;
+    let output = backend.execute(&batch, None)?;
     scheduler.observe(prompt_rows, begun.elapsed());
-    let mut rows = logits.chunks_exact(vocab);
+    let mut rows = output.rows.as_slice();
     let mut counts = StepCounts { sequences: shares.len() as u64, ..StepCounts::default() };
     let mut ended = Vec::new();
     for share in shares {
         let index = share.index;
-        let own = match share.want {
-            WantLogits::None => 0,
-            WantLogits::Last => 1,
-            WantLogits::All => share.rows,
-        };
-        let own: Vec<&[f32]> = rows.by_ref().take(own).collect();
-        if advance(scheduler, share, &own, &mut counts).is_err() {
+        let own;
+        (own, rows) = rows.split_at(share.want.count(share.rows).min(rows.len()));
+        if advance(scheduler, share, own, &mut counts).is_err() {
             ended.push((index, true));
         } else if scheduler.running[index].generation.ended().is_some() {
             ended.push((index, false));
@@ -54,11 +48,11 @@ pub(crate) fn step(scheduler: &mut Scheduler, backend: &mut dyn Backend) -> Resu
     Ok(counts)
 }
 
-/// Commits a sequence's rows and chooses its next token when its logits are there.
+/// Commits a sequence's rows and chooses its next token when the row before it is there.
 fn advance(
     scheduler: &mut Scheduler,
     share: Scheduled,
-    logits: &[&[f32]],
+    outputs: &[RowOutput<'_>],
     counts: &mut StepCounts,
 ) -> Result<(), SamplingError> {
     let sequence = &scheduler.running[share.index];
@@ -69,15 +63,18 @@ fn advance(
     scheduler.commit(share.index, share.reservation, share.rows);
     let sequence = &mut scheduler.running[share.index];
     if let Some(top) = prompt_top {
-        let next = |row: usize| sequence.generation.tokens.get(start + row + 1).copied();
-        let of_row = |(row, logits): (usize, &&[f32])| next(row).map(|token| logprobs(logits, token, top));
-        let found: Vec<_> = logits.iter().enumerate().filter_map(of_row).collect();
+        let next_tokens = sequence.generation.tokens[start + 1..].iter();
+        let of_row = |(output, token): (&RowOutput<'_>, &u32)| Ok(logprobs(output.logits()?, *token, top));
+        let found: Vec<_> = outputs.iter().zip(next_tokens).map(of_row).collect::<Result<_, _>>()?;
         sequence.add_prompt_logprobs(found);
     }
     let generation = &mut sequence.generation;
-    if let Some(last) = logits.last().filter(|_| completes && generation.generates()) {
-        let token = generation.sampler.choose(last, generation.tokens.len() as u64)?;
-        let logprobs = generation.wants_logprobs().map(|top| logprobs(last, token, top));
+    if let Some(last) = outputs.last().filter(|_| completes && generation.generates()) {
+        let token = generation.sampler.choose_from(last, generation.tokens.len() as u64)?;
+        let logprobs = match generation.wants_logprobs() {
+            Some(top) => Some(logprobs(last.logits()?, token, top)),
+            None => None,
+        };
         generation.add_token(token, logprobs);
         counts.generated += 1;
     }

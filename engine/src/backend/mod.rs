@@ -11,6 +11,7 @@ use crate::cache::CacheSizes;
 use crate::config::spec::ParamSpec;
 use crate::errors::EngineError;
 use crate::plan::{Plan, PlannedOp};
+use crate::sampling::RowOutput;
 use crate::schedule::StepBatch;
 use crate::weights::{RawParam, synthetic};
 use atlas_kernels::KvDtype;
@@ -92,7 +93,30 @@ pub fn prepare(plan: Plan, options: &BackendOptions) -> Result<Box<dyn Prepare>,
                 sizes: options.sizes,
             },
         ))),
-        DeviceKind::Cuda(_) => Err(EngineError::Unsupported("device: `cuda` is not supported by this build".into())),
+        DeviceKind::Cuda(ordinal) => Ok(Box::new(cuda::CudaBackend::new(plan, ordinal, options)?)),
+    }
+}
+
+/// What a step yields: one output a logit row of the batch, in order.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct StepOutput<'a> {
+    /// The outputs.
+    pub rows: Vec<RowOutput<'a>>,
+}
+
+impl<'a> StepOutput<'a> {
+    /// Whole rows of `vocab` logits, one after the other.
+    pub fn of_logits(logits: &'a [f32], vocab: usize) -> Self {
+        Self { rows: logits.chunks_exact(vocab.max(1)).map(RowOutput::Logits).collect() }
+    }
+
+    /// The logits of a step whose rows were all asked for whole, one row after the other.
+    ///
+    /// # Errors
+    /// If the backend broke its contract.
+    pub fn logits(&self) -> Result<Vec<f32>, EngineError> {
+        let rows: Result<Vec<&[f32]>, _> = self.rows.iter().map(RowOutput::logits).collect();
+        rows.map(|rows| rows.concat()).map_err(|error| EngineError::Unsupported(error.to_string()))
     }
 }
 
@@ -101,10 +125,14 @@ pub trait Backend: Send {
     /// The plan it executes.
     fn plan(&self) -> &Plan;
 
-    /// Computes one step and returns the logits, `[logit rows, vocab]`. Keys, values and states of the step's rows are
-    /// in the caches afterwards. The batch's indices come from [`crate::cache::Caches`] of the sizes that the backend
-    /// was made with.
-    fn execute(&mut self, batch: &StepBatch, observer: Option<&mut dyn Observer>) -> Result<&[f32], EngineError>;
+    /// Computes one step and returns what the batch's selections ask for, or more. Keys, values and states of the
+    /// step's rows are in the caches afterwards. The batch's indices come from [`crate::cache::Caches`] of the sizes
+    /// that the backend was made with.
+    fn execute(
+        &mut self,
+        batch: &StepBatch,
+        observer: Option<&mut dyn Observer>,
+    ) -> Result<StepOutput<'_>, EngineError>;
 
     /// Whether a sequence can begin at any anchor with nothing but that anchor: convolutions keep the inputs before an
     /// anchor with it. Prefix caching of models with recurrent state needs this.

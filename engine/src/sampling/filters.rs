@@ -1,27 +1,42 @@
-//! Temperature and the filters top-k, top-p and min-p.
+//! The filters top-k, top-p and min-p.
 //!
-//! Candidates are ordered by (score descending, id ascending), a total order on finite scores, so that every filter
-//! is a prefix of one list and partial selection finds the same prefix as a full sort.
+//! Top-k ranks tokens by (logit descending, id ascending), the others by (score descending, id ascending). Both are
+//! total orders on finite numbers, so that partial selection finds the same prefix as a full sort. (Scores are rounded:
+//! tokens of different logits may have one score. Logits do not depend on the temperature, so a device can rank them.)
 
+use super::selection::Candidate;
 use std::cmp::Ordering;
+
+/// Keeps the `k` likeliest of all tokens.
+pub(super) fn top_k(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
+    candidates.clear();
+    // Adding zero turns minus zero into zero.
+    candidates.extend((0..).zip(logits).map(|(id, &logit)| Candidate { id, logit: logit + 0.0 }));
+    if k < candidates.len() {
+        candidates.select_nth_unstable_by(k - 1, by_logit);
+        candidates.truncate(k);
+    }
+}
+
+fn by_logit(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+}
 
 /// A token and its score: (logit - largest logit) / temperature, at most 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Candidate {
+pub(super) struct Scored {
     pub(super) score: f32,
     pub(super) id: u32,
 }
 
-/// Ordered as the filters see it: likelier first, ties to the lower id.
-pub(super) fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
+/// Likelier first, ties to the lower id.
+pub(super) fn by_rank(a: &Scored, b: &Scored) -> Ordering {
     b.score.total_cmp(&a.score).then(a.id.cmp(&b.id))
 }
 
 /// What is asked of [`Filters::apply`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Filters {
-    /// 0 keeps all.
-    pub(super) top_k: usize,
     /// 1 keeps all.
     pub(super) top_p: f32,
     /// 0 keeps all.
@@ -32,13 +47,14 @@ pub(super) struct Filters {
 const FIRST_NUCLEUS: usize = 256;
 
 impl Filters {
-    /// Keeps the candidates that pass: top-k, then top-p among those (probabilities renormalised), then min-p
-    /// (relative to the likeliest). The likeliest candidate always stays.
-    pub(super) fn apply(&self, candidates: &mut Vec<Candidate>) {
-        if self.top_k > 0 && self.top_k < candidates.len() {
-            candidates.select_nth_unstable_by(self.top_k - 1, by_rank);
-            candidates.truncate(self.top_k);
-        }
+    /// Whether every token passes.
+    pub(super) fn keep_all(&self) -> bool {
+        self.top_p >= 1.0 && self.min_p <= 0.0
+    }
+
+    /// Keeps the tokens that pass: top-p (probabilities of those given sum to one), then min-p (relative to the
+    /// likeliest). The likeliest always stays.
+    pub(super) fn apply(&self, candidates: &mut Vec<Scored>) {
         if self.top_p < 1.0 {
             self.keep_nucleus(candidates);
         }
@@ -51,7 +67,7 @@ impl Filters {
     ///
     /// The total is summed in the order of ids and the prefix in the order of rank, both in f64, so neither depends
     /// on how the candidates were selected.
-    fn keep_nucleus(&self, candidates: &mut Vec<Candidate>) {
+    fn keep_nucleus(&self, candidates: &mut Vec<Scored>) {
         candidates.sort_unstable_by_key(|c| c.id);
         let total: f64 = candidates.iter().map(weight).sum();
         let wanted = f64::from(self.top_p) * total;
@@ -78,7 +94,7 @@ impl Filters {
     }
 }
 
-fn weight(candidate: &Candidate) -> f64 {
+fn weight(candidate: &Scored) -> f64 {
     f64::from(candidate.score.exp())
 }
 
@@ -88,11 +104,12 @@ mod tests {
     use proptest::prelude::*;
 
     /// The definition: sort everything, then cut.
-    fn reference(filters: Filters, mut all: Vec<Candidate>) -> Vec<Candidate> {
+    fn reference(k: usize, filters: Filters, logits: &[f32]) -> Vec<Scored> {
+        let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+        all.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap().then(a.0.cmp(&b.0)));
+        all.truncate(k);
+        let mut all: Vec<Scored> = all.iter().map(|&(id, l)| Scored { score: scaled(l, logits), id }).collect();
         all.sort_by(by_rank);
-        if filters.top_k > 0 {
-            all.truncate(filters.top_k);
-        }
         if filters.top_p < 1.0 {
             let mut by_id = all.clone();
             by_id.sort_by_key(|c| c.id);
@@ -108,13 +125,15 @@ mod tests {
         all
     }
 
-    fn candidates(scores: &[f32]) -> Vec<Candidate> {
-        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        (0..).zip(scores).map(|(id, s)| Candidate { score: s - largest, id }).collect()
+    fn scaled(logit: f32, logits: &[f32]) -> f32 {
+        logit - logits.iter().copied().fold(f32::NEG_INFINITY, f32::max)
     }
 
-    fn kept(filters: Filters, all: &[Candidate]) -> Vec<Candidate> {
-        let mut fast = all.to_vec();
+    fn kept(k: usize, filters: Filters, logits: &[f32]) -> Vec<Scored> {
+        let mut candidates = Vec::new();
+        top_k(logits, k, &mut candidates);
+        let score = |c: &Candidate| Scored { score: scaled(c.logit, logits), id: c.id };
+        let mut fast: Vec<Scored> = candidates.iter().map(score).collect();
         filters.apply(&mut fast);
         fast.sort_by(by_rank);
         fast
@@ -122,37 +141,46 @@ mod tests {
 
     #[test]
     fn filters_one_by_one() {
-        let all = candidates(&[0.0, 2.0, 2.0, 1.0]);
-        let ids = |top_k, top_p, min_p| -> Vec<u32> {
-            kept(Filters { top_k, top_p, min_p }, &all).iter().map(|c| c.id).collect()
+        let ids = |k, top_p, min_p| -> Vec<u32> {
+            kept(k, Filters { top_p, min_p }, &[0.0, 2.0, 2.0, 1.0]).iter().map(|c| c.id).collect()
         };
-        assert_eq!(ids(0, 1.0, 0.0), [1, 2, 3, 0]);
+        assert_eq!(ids(9, 1.0, 0.0), [1, 2, 3, 0]);
         assert_eq!(ids(1, 1.0, 0.0), [1]);
         assert_eq!(ids(3, 1.0, 0.0), [1, 2, 3]);
-        assert_eq!(ids(9, 1.0, 0.0), [1, 2, 3, 0]);
         // Probabilities 0.399, 0.399, 0.147, 0.054.
-        assert_eq!(ids(0, 0.0, 0.0), [1]);
-        assert_eq!(ids(0, 0.39, 0.0), [1]);
-        assert_eq!(ids(0, 0.5, 0.0), [1, 2]);
-        assert_eq!(ids(0, 0.9, 0.0), [1, 2, 3]);
+        assert_eq!(ids(9, 0.0, 0.0), [1]);
+        assert_eq!(ids(9, 0.39, 0.0), [1]);
+        assert_eq!(ids(9, 0.5, 0.0), [1, 2]);
+        assert_eq!(ids(9, 0.9, 0.0), [1, 2, 3]);
         // Of the two likeliest, each has half.
         assert_eq!(ids(2, 0.5, 0.0), [1]);
-        assert_eq!(ids(0, 1.0, 0.3), [1, 2, 3]);
-        assert_eq!(ids(0, 1.0, 1.0), [1, 2]);
+        assert_eq!(ids(9, 1.0, 0.3), [1, 2, 3]);
+        assert_eq!(ids(9, 1.0, 1.0), [1, 2]);
+    }
+
+    #[test]
+    fn top_k_ranks_by_logit_even_where_scores_round_to_one_number() {
+        let logits = [100.0, 1.0, 1.000_000_1];
+        assert_eq!(scaled(logits[1], &logits), scaled(logits[2], &logits));
+        let ids: Vec<u32> = kept(2, Filters { top_p: 1.0, min_p: 0.0 }, &logits).iter().map(|c| c.id).collect();
+        assert_eq!(ids, [0, 2]);
+        // Both zeros are one logit: the lower id stays.
+        let mut candidates = Vec::new();
+        top_k(&[-1.0, -0.0, 0.0], 1, &mut candidates);
+        assert_eq!(candidates, [Candidate { id: 1, logit: 0.0 }]);
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
         #[test]
         fn selection_equals_sorting(
-            scores in prop::collection::vec(prop_oneof![-8.0f32..8.0, (-3i8..3).prop_map(f32::from)], 1..3000),
-            top_k in prop_oneof![Just(0usize), 1usize..40, 1usize..3000],
+            logits in prop::collection::vec(prop_oneof![-8.0f32..8.0, (-3i8..3).prop_map(f32::from)], 1..3000),
+            k in prop_oneof![Just(usize::MAX), 1usize..40, 1usize..3000],
             top_p in prop_oneof![Just(1.0f32), 0.0f32..1.0],
             min_p in prop_oneof![Just(0.0f32), 0.0f32..1.0],
         ) {
-            let all = candidates(&scores);
-            let filters = Filters { top_k, top_p, min_p };
-            prop_assert_eq!(kept(filters, &all), reference(filters, all));
+            let filters = Filters { top_p, min_p };
+            prop_assert_eq!(kept(k, filters, &logits), reference(k, filters, &logits));
         }
     }
 }

@@ -2,16 +2,19 @@
 //!
 //! [`Sampler`] filters the logits in a fixed order and takes `argmax(logit / T + noise(seed, position, id))`, where the
 //! noise is counter-based ([`noise`]). A choice depends on the request's own logits, history, seed and position and
-//! on nothing else, so that it is the same alone or in a batch, decoded or verified.
+//! on nothing else, so that it is the same alone or in a batch, decoded or verified, and made by the host or by a device
+//! ([`selection`]).
 
 mod filters;
 pub mod logprobs;
 pub mod noise;
 mod penalties;
 pub mod pipeline;
+pub mod selection;
 
 pub use logprobs::logprobs;
 pub use pipeline::{Sampler, SamplingError};
+pub use selection::{Candidate, RowOutput, Selection};
 
 /// How the next token is chosen from its logits. The default is greedy.
 #[derive(Debug, Clone, PartialEq)]

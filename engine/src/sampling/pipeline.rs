@@ -4,9 +4,10 @@
 //! then the largest `score + noise`, ties to the lower id. At temperature 0 the largest penalised logit is chosen.
 
 use super::SamplingParams;
-use super::filters::{Candidate, Filters};
+use super::filters::{Filters, Scored, top_k};
 use super::noise::{MAX_GUMBEL, Noise};
 use super::penalties::Penalties;
+use super::selection::{Candidate, MAX_TOP, RowOutput, Selection};
 use thiserror::Error;
 
 /// Why no token could be chosen. The model's output is unusable; the request fails, the engine goes on.
@@ -29,6 +30,9 @@ pub enum SamplingError {
     /// Every logit is minus infinity.
     #[error("no token has a finite logit")]
     NothingAllowed,
+    /// The backend kept a row back that was asked for.
+    #[error("the device did not return the logits that were asked for")]
+    NoLogits,
 }
 
 /// Chooses the tokens of one request.
@@ -36,12 +40,15 @@ pub enum SamplingError {
 pub struct Sampler {
     vocab: usize,
     temperature: f32,
+    /// 0 keeps all.
+    top_k: usize,
     filters: Filters,
     seed: u64,
     penalties: Penalties,
     /// The changed logits of the current row; kept for its allocation.
     scratch: Vec<f32>,
     candidates: Vec<Candidate>,
+    scored: Vec<Scored>,
 }
 
 impl Sampler {
@@ -50,11 +57,42 @@ impl Sampler {
         Self {
             vocab,
             temperature: params.temperature,
-            filters: Filters { top_k: params.top_k as usize, top_p: params.top_p, min_p: params.min_p },
+            top_k: params.top_k as usize,
+            filters: Filters { top_p: params.top_p, min_p: params.min_p },
             seed: params.seed,
             penalties: Penalties::new(params, prompt),
             scratch: Vec::new(),
             candidates: Vec::new(),
+            scored: Vec::new(),
+        }
+    }
+
+    /// What it needs of the row that the token at `position` is chosen from.
+    pub fn selection(&self, position: u64) -> Selection {
+        if self.penalties.is_active() {
+            Selection::Logits
+        } else if self.temperature <= 0.0 {
+            Selection::Greedy
+        } else if (1..=MAX_TOP).contains(&self.top_k) {
+            Selection::Top { k: self.top_k as u32 }
+        } else if self.top_k == 0 && self.filters.keep_all() {
+            Selection::Sample { temperature: self.temperature, seed: self.seed, position }
+        } else {
+            Selection::Logits
+        }
+    }
+
+    /// Chooses the token at `position` from a backend's answer to [`Self::selection`], or from the whole row, with the
+    /// same result.
+    ///
+    /// # Errors
+    /// See [`SamplingError`].
+    pub fn choose_from(&mut self, output: &RowOutput<'_>, position: u64) -> Result<u32, SamplingError> {
+        match *output {
+            RowOutput::Logits(logits) => self.choose(logits, position),
+            RowOutput::Token(token) => Ok(token),
+            RowOutput::Candidates(candidates) => self.choose_among(candidates, position),
+            RowOutput::Unusable(error) => Err(error),
         }
     }
 
@@ -99,24 +137,57 @@ impl Sampler {
         if self.temperature <= 0.0 {
             return Ok(best);
         }
-        // Subtracting the largest logit first keeps every score finite or minus infinity at any temperature.
-        let score = |logit: f32| (logit - largest) / self.temperature;
-        let mut noise = Noise::new(self.seed, position);
-        let mut winner = Winner { id: best, value: noise.gumbel(best) };
-        if self.filters.top_k == 0 && self.filters.top_p >= 1.0 && self.filters.min_p <= 0.0 {
+        let score = scores(largest, self.temperature);
+        if self.top_k > 0 && self.top_k < logits.len() {
+            let mut candidates = std::mem::take(&mut self.candidates);
+            top_k(logits, self.top_k, &mut candidates);
+            self.score(&candidates, largest);
+            self.candidates = candidates;
+        } else if self.filters.keep_all() {
+            let mut noise = Noise::new(self.seed, position);
+            let mut winner = Winner::first(best, &mut noise);
             for (id, &logit) in (0..).zip(logits) {
-                winner.challenge(Candidate { score: score(logit), id }, &mut noise);
+                winner.challenge(Scored { score: score(logit), id }, &mut noise);
             }
             return Ok(winner.id);
+        } else {
+            self.scored.clear();
+            self.scored.extend((0..).zip(logits).map(|(id, &logit)| Scored { score: score(logit), id }));
         }
-        self.candidates.clear();
-        self.candidates.extend((0..).zip(logits).map(|(id, &logit)| Candidate { score: score(logit), id }));
-        self.filters.apply(&mut self.candidates);
-        for &candidate in &self.candidates {
+        Ok(self.choose_scored(best, position))
+    }
+
+    /// Chooses among the `top_k` best tokens, best first.
+    fn choose_among(&mut self, candidates: &[Candidate], position: u64) -> Result<u32, SamplingError> {
+        let best = candidates.first().ok_or(SamplingError::NothingAllowed)?;
+        if candidates.len() != self.top_k.min(self.vocab) {
+            return Err(SamplingError::WrongLength { got: candidates.len(), vocab: self.vocab });
+        }
+        self.score(candidates, best.logit);
+        Ok(self.choose_scored(best.id, position))
+    }
+
+    fn score(&mut self, candidates: &[Candidate], largest: f32) {
+        let score = scores(largest, self.temperature);
+        self.scored.clear();
+        self.scored.extend(candidates.iter().map(|c| Scored { score: score(c.logit), id: c.id }));
+    }
+
+    /// Filters the scored tokens, of which `best` is the likeliest, and takes the one that wins with its noise.
+    fn choose_scored(&mut self, best: u32, position: u64) -> u32 {
+        self.filters.apply(&mut self.scored);
+        let mut noise = Noise::new(self.seed, position);
+        let mut winner = Winner::first(best, &mut noise);
+        for &candidate in &self.scored {
             winner.challenge(candidate, &mut noise);
         }
-        Ok(winner.id)
+        winner.id
     }
+}
+
+/// Subtracting the largest logit first keeps every score finite or minus infinity at any temperature.
+fn scores(largest: f32, temperature: f32) -> impl Fn(f32) -> f32 {
+    move |logit| (logit - largest) / temperature
 }
 
 /// The best `score + noise` so far. It begins with the likeliest token, which no filter drops.
@@ -126,7 +197,11 @@ struct Winner {
 }
 
 impl Winner {
-    fn challenge(&mut self, candidate: Candidate, noise: &mut Noise) {
+    fn first(best: u32, noise: &mut Noise) -> Self {
+        Self { id: best, value: noise.gumbel(best) }
+    }
+
+    fn challenge(&mut self, candidate: Scored, noise: &mut Noise) {
         // Rounding is monotonic: a score that cannot win with the largest noise cannot win at all.
         if candidate.score + MAX_GUMBEL < self.value {
             return;

@@ -328,7 +328,7 @@ impl Scheduler {
         let completes = rows == running.pending();
         let want = match (running.wants_prompt_logprobs().is_some(), completes && running.generation.generates()) {
             (true, _) => WantLogits::All,
-            (false, true) => WantLogits::Last,
+            (false, true) => WantLogits::Choice(running.generation.selection()),
             (false, false) => WantLogits::None,
         };
         plan.batch.push(&running.cache, &reservation, &running.generation.tokens[start..end], want);

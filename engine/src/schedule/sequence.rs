@@ -2,7 +2,7 @@
 
 use crate::cache::{Lease, Sequence};
 use crate::engine::{FinishReason, GenerateEvent, Submission, TokenEvent, TokenLogprobs, Usage};
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, Selection};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -77,6 +77,14 @@ impl Generation {
 
     pub(crate) fn wants_logprobs(&self) -> Option<usize> {
         self.submission.request.logprobs
+    }
+
+    /// What is needed of the row that the next token is chosen from.
+    pub(crate) fn selection(&self) -> Selection {
+        match self.wants_logprobs() {
+            Some(_) => Selection::Logits,
+            None => self.sampler.selection(self.tokens.len() as u64),
+        }
     }
 
     /// Whether a token is to be chosen after the prompt.

@@ -202,9 +202,15 @@ impl Device {
 
     /// Fills memory with zeros.
     pub fn clear(&self, memory: &Memory) -> Result<(), CudaError> {
+        self.fill(memory, 0)
+    }
+
+    /// Fills memory with a byte.
+    pub fn fill(&self, memory: &Memory, byte: u8) -> Result<(), CudaError> {
         self.make_current()?;
         // SAFETY: the range is inside the allocation.
-        unsafe { result::memset_d8_async(memory.address, 0, memory.bytes, self.stream.stream) }.named("cuMemsetD8Async")
+        unsafe { result::memset_d8_async(memory.address, byte, memory.bytes, self.stream.stream) }
+            .named("cuMemsetD8Async")
     }
 
     /// Copies `data` to `memory` at `offset` bytes and waits.
@@ -355,6 +361,11 @@ pub struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
+    /// Its address, for kernels too: host and device share one address space.
+    pub(super) fn address(&self) -> u64 {
+        self.address as u64
+    }
+
     /// The first `count` elements.
     ///
     /// # Panics

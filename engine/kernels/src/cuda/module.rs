@@ -9,13 +9,12 @@ use std::collections::HashMap;
 use std::ffi::CString;
 
 /// What the build left of a `.cu` file.
+#[expect(dead_code, reason = "a build has one kind only: it found a compiler or it did not")]
 #[cfg_attr(test, derive(Debug))]
 pub(super) enum Image {
     /// A fat binary made by nvcc.
-    #[expect(dead_code, reason = "one of the two variants is not constructed, as the build found a compiler or not")]
     Binary(&'static [u8]),
     /// Its text.
-    #[expect(dead_code, reason = "as above")]
     Source(&'static str),
 }
 

@@ -63,6 +63,18 @@ pub struct StepArgs {
     counts: u64,
 }
 
+impl StepArgs {
+    /// Address of the number of rows.
+    pub(super) fn row_count(&self) -> u64 {
+        self.counts
+    }
+
+    /// Address of the number of rows whose logits are wanted.
+    pub(super) fn logit_row_count(&self) -> u64 {
+        self.counts + 8
+    }
+}
+
 /// The arrays of one step, on the host.
 #[derive(Debug, Clone, Default)]
 pub struct StepRows {
@@ -144,6 +156,11 @@ impl StepArena {
             max_rows,
             max_tables,
         })
+    }
+
+    /// Rows of the largest step.
+    pub fn max_rows(&self) -> usize {
+        self.max_rows
     }
 
     /// Addresses for steps of up to `capacity` rows.

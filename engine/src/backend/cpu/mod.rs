@@ -4,7 +4,7 @@
 
 mod weights;
 
-use super::{ActivationDtype, Backend, Observer, Prepare};
+use super::{ActivationDtype, Backend, Observer, Prepare, StepOutput};
 use crate::cache::CacheSizes;
 use crate::errors::EngineError;
 use crate::plan::{BufferId, Op, ParamId, Plan, QkvSpec, Rows, View};
@@ -72,7 +72,12 @@ impl CpuBackend {
             Op::Embed { table, out } => {
                 let table = weights.matrix(table.0);
                 let out_rows = self.buffers[out.buffer.0].chunks_exact_mut(out.width);
-                batch.tokens.iter().zip(out_rows).for_each(|(token, row)| table.row(*token as usize, row));
+                for (token, row) in batch.tokens.iter().zip(out_rows) {
+                    table.row(*token as usize, row);
+                    if round {
+                        row.iter_mut().for_each(|value| *value = half::bf16::from_f32(*value).to_f32());
+                    }
+                }
             }
             Op::GatherLogitRows { x, out } => {
                 let (x, out_rows) = pair(&mut self.buffers, *x, *out);
@@ -245,7 +250,11 @@ impl Backend for CpuBackend {
         &self.plan
     }
 
-    fn execute(&mut self, batch: &StepBatch, mut observer: Option<&mut dyn Observer>) -> Result<&[f32], EngineError> {
+    fn execute(
+        &mut self,
+        batch: &StepBatch,
+        mut observer: Option<&mut dyn Observer>,
+    ) -> Result<StepOutput<'_>, EngineError> {
         let vocab = self.plan.logits.width as u32;
         if let Some(token) = batch.tokens.iter().find(|token| **token >= vocab) {
             return Err(EngineError::Unsupported(format!("token {token} is outside the vocabulary of {vocab}")));
@@ -266,7 +275,7 @@ impl Backend for CpuBackend {
                 observer.after(index, &self.plan.ops[index], output, rows, out.width);
             }
         }
-        Ok(&self.buffers[self.plan.logits.buffer.0])
+        Ok(StepOutput::of_logits(&self.buffers[self.plan.logits.buffer.0], self.plan.logits.width))
     }
 
     fn resumes_at_anchors(&self) -> bool {

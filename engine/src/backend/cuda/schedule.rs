@@ -116,8 +116,10 @@ impl Schedule {
                 }
             }
             launches.push(launch);
-            let last = &plan.ops[ops.end - 1].op;
-            layouts[last.out().buffer.0] = Some(written(last));
+            let outputs = if let Launch::DeltaNet(_) = launch { ops.clone() } else { ops.end - 1..ops.end };
+            for op in outputs {
+                layouts[plan.ops[op].op.out().buffer.0] = Some(written(&plan.ops[op].op));
+            }
             index = ops.end;
         }
         Ok(Self { launches })
@@ -140,8 +142,9 @@ impl Schedule {
                             }
                         }
                     }
-                    let last = &plan.ops[ops.end - 1].op;
-                    need(last.out().buffer, written(last));
+                    // Tiles of a gated delta net pass through its inner buffers.
+                    let outputs = if let Launch::DeltaNet(_) = launch { ops } else { ops.end - 1..ops.end };
+                    outputs.for_each(|op| need(plan.ops[op].op.out().buffer, written(&plan.ops[op].op)));
                 }
             }
         }

@@ -105,14 +105,98 @@ fn neighbouring_positions_and_seeds_are_independent() {
 /// The definition without shortcuts: sort all candidates, filter, try each with its noise.
 fn reference(params: &SamplingParams, logits: &[f32], position: u64) -> u32 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut all: Vec<Candidate> =
-        (0..).zip(logits).map(|(id, l)| Candidate { score: (l - largest) / params.temperature, id }).collect();
-    let filters = Filters { top_k: params.top_k as usize, top_p: params.top_p, min_p: params.min_p };
-    filters.apply(&mut all);
+    let mut likeliest: Vec<u32> = (0..).take(logits.len()).collect();
+    likeliest.sort_by(|a, b| logits[*b as usize].partial_cmp(&logits[*a as usize]).unwrap().then(a.cmp(b)));
+    likeliest.truncate(if params.top_k == 0 { logits.len() } else { params.top_k as usize });
+    let score = |id: u32| (logits[id as usize] - largest) / params.temperature;
+    let mut all: Vec<Scored> = likeliest.iter().map(|&id| Scored { score: score(id), id }).collect();
+    Filters { top_p: params.top_p, min_p: params.min_p }.apply(&mut all);
     all.sort_by(by_rank);
-    let value = |c: &Candidate| c.score + Noise::new(params.seed, position).gumbel(c.id);
+    let value = |c: &Scored| c.score + Noise::new(params.seed, position).gumbel(c.id);
     let best = all.iter().max_by(|a, b| value(a).total_cmp(&value(b)).then(b.id.cmp(&a.id)));
     best.unwrap().id
+}
+
+/// What a device answers, by definition.
+enum DeviceOutput {
+    Whole,
+    Token(u32),
+    Candidates(Vec<Candidate>),
+    Unusable(SamplingError),
+}
+
+fn device(selection: Selection, logits: &[f32]) -> DeviceOutput {
+    if selection == Selection::Logits {
+        return DeviceOutput::Whole;
+    }
+    let ids = || 0..logits.len() as u32;
+    let logit = |id: u32| logits[id as usize];
+    if let Some(id) = ids().find(|id| logit(*id).is_nan() || logit(*id) == f32::INFINITY) {
+        return DeviceOutput::Unusable(SamplingError::NotANumber { id });
+    }
+    let mut ranked: Vec<Candidate> = ids().map(|id| Candidate { id, logit: logit(id) + 0.0 }).collect();
+    ranked.sort_by(|a, b| b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id)));
+    let Some(best) = ranked.first().copied().filter(|best| best.logit > f32::NEG_INFINITY) else {
+        return DeviceOutput::Unusable(SamplingError::NothingAllowed);
+    };
+    match selection {
+        Selection::Logits | Selection::Greedy => DeviceOutput::Token(best.id),
+        Selection::Sample { temperature, seed, position } => {
+            let value = |id: u32| (logit(id) - best.logit) / temperature + Noise::new(seed, position).gumbel(id);
+            let better = |a: u32, b: u32| if value(b) > value(a) { b } else { a };
+            DeviceOutput::Token(ids().reduce(better).unwrap())
+        }
+        Selection::Top { k } => {
+            ranked.truncate(k as usize);
+            DeviceOutput::Candidates(ranked)
+        }
+    }
+}
+
+impl DeviceOutput {
+    fn row<'a>(&'a self, logits: &'a [f32]) -> RowOutput<'a> {
+        match self {
+            Self::Whole => RowOutput::Logits(logits),
+            Self::Token(token) => RowOutput::Token(*token),
+            Self::Candidates(candidates) => RowOutput::Candidates(candidates),
+            Self::Unusable(error) => RowOutput::Unusable(*error),
+        }
+    }
+}
+
+#[test]
+fn what_is_asked_of_a_row_follows_from_the_parameters() {
+    let asked = |params: SamplingParams| Sampler::new(&params, &[1], 1000).selection(7);
+    assert_eq!(asked(SamplingParams::default()), Selection::Greedy);
+    assert_eq!(asked(SamplingParams { top_k: 9, top_p: 0.5, ..sampled(0.0) }), Selection::Greedy);
+    let sample = Selection::Sample { temperature: 0.5, seed: 3, position: 7 };
+    assert_eq!(asked(SamplingParams { seed: 3, ..sampled(0.5) }), sample);
+    assert_eq!(asked(SamplingParams { top_k: 20, min_p: 0.1, ..sampled(1.0) }), Selection::Top { k: 20 });
+    assert_eq!(asked(SamplingParams { top_k: 256, top_p: 0.9, ..sampled(1.0) }), Selection::Top { k: 256 });
+    for whole in [
+        SamplingParams { top_k: 257, ..sampled(1.0) },
+        SamplingParams { top_p: 0.9, ..sampled(1.0) },
+        SamplingParams { min_p: 0.1, ..sampled(1.0) },
+        SamplingParams { repetition_penalty: 1.1, ..sampled(0.0) },
+        SamplingParams { presence_penalty: 0.1, ..sampled(1.0) },
+        SamplingParams { top_k: 20, frequency_penalty: 0.1, ..sampled(1.0) },
+        SamplingParams { logit_bias: vec![(3, 1.0)], ..sampled(1.0) },
+    ] {
+        assert_eq!(asked(whole.clone()), Selection::Logits, "{whole:?}");
+    }
+}
+
+#[test]
+fn an_answer_of_the_wrong_size_is_an_error() {
+    let params = SamplingParams { top_k: 2, ..sampled(1.0) };
+    let mut sampler = Sampler::new(&params, &[], 5);
+    let candidates =
+        [Candidate { id: 4, logit: 2.0 }, Candidate { id: 0, logit: 1.0 }, Candidate { id: 1, logit: 0.0 }];
+    assert!(sampler.choose_from(&RowOutput::Candidates(&candidates[..2]), 0).is_ok());
+    let wrong = sampler.choose_from(&RowOutput::Candidates(&candidates), 0);
+    assert_eq!(wrong, Err(SamplingError::WrongLength { got: 3, vocab: 5 }));
+    assert_eq!(sampler.choose_from(&RowOutput::Candidates(&[]), 0), Err(SamplingError::NothingAllowed));
+    assert_eq!(RowOutput::Token(3).logits(), Err(SamplingError::NoLogits));
 }
 
 fn params_strategy() -> impl Strategy<Value = SamplingParams> {
@@ -179,5 +263,43 @@ proptest! {
         }
         prop_assert_eq!(drafted, decode.choose(&logits, 77));
         prop_assert_eq!(verify.choose_with(&logits, 77, &drafts), drafted);
+    }
+
+    #[test]
+    fn a_device_and_the_host_choose_the_same_token(
+        params in params_strategy(),
+        logits in logits_strategy(),
+        change in prop_oneof![
+            8 => Just(None),
+            1 => Just(Some(f32::NAN)),
+            1 => Just(Some(f32::INFINITY)),
+            2 => Just(Some(0.0)),
+            2 => Just(Some(-0.0)),
+            1 => Just(Some(f32::NEG_INFINITY)),
+        ],
+        places in prop::collection::vec(any::<prop::sample::Index>(), 1..20),
+        scale in prop_oneof![4 => Just(1.0f32), 1 => Just(1e-7f32), 1 => Just(1e35f32)],
+        greedy in prop::bool::weighted(0.1),
+        plain in prop::bool::weighted(0.9),
+        position: u64,
+    ) {
+        let mut logits: Vec<f32> = logits.iter().map(|logit| logit * scale).collect();
+        for (place, value) in places.iter().zip(change.iter().cycle()) {
+            let at = place.index(logits.len());
+            logits[at] = *value;
+        }
+        let mut params = params;
+        if greedy {
+            params.temperature = 0.0;
+        }
+        if plain {
+            params = SamplingParams {
+                repetition_penalty: 1.0, presence_penalty: 0.0, frequency_penalty: 0.0, logit_bias: vec![], ..params
+            };
+        }
+        let mut sampler = Sampler::new(&params, &[3], logits.len());
+        let output = device(sampler.selection(position), &logits);
+        let chosen = sampler.choose_from(&output.row(&logits), position);
+        prop_assert_eq!(chosen, sampler.choose(&logits, position));
     }
 }

@@ -5,7 +5,7 @@
 //! while shared, or read before it was written fails the test. The next token is a function of the hash alone.
 
 use super::super::{Limits, Scheduler};
-use crate::backend::{Backend, Observer};
+use crate::backend::{Backend, Observer, StepOutput};
 use crate::cache::{BLOCK, CacheSizes, PAGE, ZERO_ANCHOR};
 use crate::engine::{GenerateEvent, GenerateRequest, Submission};
 use crate::errors::EngineError;
@@ -148,7 +148,7 @@ impl Backend for Device {
         &self.plan
     }
 
-    fn execute(&mut self, batch: &StepBatch, _: Option<&mut dyn Observer>) -> Result<&[f32], EngineError> {
+    fn execute(&mut self, batch: &StepBatch, _: Option<&mut dyn Observer>) -> Result<StepOutput<'_>, EngineError> {
         self.logits = vec![0.0; batch.logit_rows.len() * VOCAB];
         let before: Vec<u64> = batch.segments.iter().map(|segment| self.history(segment)).collect();
         for (segment, mut hash) in batch.segments.iter().zip(before) {
@@ -161,7 +161,7 @@ impl Backend for Device {
                 }
             }
         }
-        Ok(&self.logits)
+        Ok(StepOutput::of_logits(&self.logits, VOCAB))
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -1,0 +1,113 @@
+// Linear layers of more than 8 rows where there is no wgmma: mma.sync on tiles of 128 features × 64 rows, sm_80 and later.
+#include "linear.cuh"
+
+constexpr u32 kTileUnits = 8, kTileRows = 64, kThreads = 256, kStages = 4;
+constexpr u32 kXBytes = kTileRows * 128;
+constexpr u32 kUnits = 2, kGroups = 4;  // of a warp: 32 features × 32 rows
+
+struct LinearTile {
+    const Linear& p;
+    u8* shared;
+    const LinearPart* part;  // of the quad that this warp works on
+    u32 unit_bytes, stage, unit0, group0;
+
+    __device__ const LinearPart& part_of(u32 unit) const {
+        u32 i = 0;
+        while (i + 1 < p.parts && unit >= p.part[i + 1].first_unit) i++;
+        return p.part[i];
+    }
+
+    __device__ void ask(u32 block, u32 slot) const {
+        if (block < p.blocks) {
+            const u32 to = shared_address(shared) + slot * stage;
+            const u32 unit = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+            if (unit0 + unit < p.units) {
+                const LinearPart& of = part_of(unit0 + unit);
+                const u32 bytes = block_bytes(of.format);
+                const u8* from = of.weight + (u64(unit0 + unit - of.first_unit) * p.blocks + block) * bytes;
+                for (u32 at = lane * 16; at < bytes; at += kWarp * 16) copy_async(to + kXBytes + unit * unit_bytes + at, from + at);
+            }
+            const u32 x_bytes = min(kTileRows / kGroup, p.groups - group0) * 1024;
+            const u8* from = p.x + (u64(block) * p.groups + group0) * 1024;
+            for (u32 at = threadIdx.x * 16; at < x_bytes; at += kThreads * 16) copy_async(to + at, from + at);
+        }
+        commit_copies();
+    }
+
+    template <u32 F>
+    __device__ void block(u32 slot, u32 first_unit, u32 first_group, u32 lane, float (&acc)[kUnits][kGroups][4]) const {
+        const u8* at = shared + slot * stage;
+        const u32 x = shared_address(at) + first_group * 1024 + lane * 16;
+        Fragment<F> w[kUnits];
+#pragma unroll
+        for (u32 m = 0; m < kUnits; m++) w[m].load(at + kXBytes + (first_unit + m) * unit_bytes, lane);
+#pragma unroll
+        for (u32 pair = 0; pair < 2; pair++) {
+            u32 b[kGroups][4];
+#pragma unroll
+            for (u32 n = 0; n < kGroups; n++) load_matrices(b[n], x + n * 1024 + pair * 512);
+#pragma unroll
+            for (u32 i = 0; i < 2; i++)
+#pragma unroll
+                for (u32 m = 0; m < kUnits; m++) {
+                    u32 a[4];
+                    w[m].step(2 * pair + i, a);
+#pragma unroll
+                    for (u32 n = 0; n < kGroups; n++) mma_bf16(acc[m][n], a, b[n][2 * i], b[n][2 * i + 1]);
+                }
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(kThreads) linear_tile(const __grid_constant__ Linear p) {
+    extern __shared__ __align__(128) u8 shared[];
+    allow_next();
+    wait_for_previous();
+    const u32 rows = min(*reinterpret_cast<const volatile u32*>(p.rows), p.capacity);
+    u32 format = kNvfp4;
+    for (u32 i = 0; i < p.parts; i++) format = p.part[i].format == kBf16 ? kBf16 : format;
+    const u32 unit_bytes = block_bytes(format);
+    const u32 unit0 = blockIdx.y * kTileUnits, row0 = blockIdx.x * kTileRows;
+    if (row0 >= rows) return;
+    const LinearTile tile{p, shared, nullptr, unit_bytes, kXBytes + kTileUnits * unit_bytes, unit0, row0 / kGroup};
+    const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const u32 my_unit = warp % 4 * kUnits, my_group = warp / 4 * kGroups;
+    const bool mine = unit0 + my_unit < p.units;
+    const LinearPart& part = tile.part_of(unit0 + my_unit);
+
+    float total[kUnits][kGroups][4];
+#pragma unroll
+    for (u32 m = 0; m < kUnits; m++)
+#pragma unroll
+        for (u32 n = 0; n < kGroups; n++)
+#pragma unroll
+            for (u32 c = 0; c < 4; c++) total[m][n][c] = -0.0f;
+    for (u32 s = 0; s + 1 < kStages; s++) tile.ask(s, s);
+    u32 slot = 0;
+    for (u32 split = 0; split < kSplits; split++) {
+        float acc[kUnits][kGroups][4] = {};
+        for (u32 block = split_begin(p.blocks, split); block < split_begin(p.blocks, split + 1); block++) {
+            wait_copies<kStages - 2>();
+            __syncthreads();
+            tile.ask(block + kStages - 1, slot == 0 ? kStages - 1 : slot - 1);
+            if (mine && part.format == kNvfp4) tile.block<kNvfp4>(slot, my_unit, my_group, lane, acc);
+            if (mine && part.format == kBf16) tile.block<kBf16>(slot, my_unit, my_group, lane, acc);
+            if (++slot == kStages) slot = 0;
+        }
+#pragma unroll
+        for (u32 m = 0; m < kUnits; m++)
+#pragma unroll
+            for (u32 n = 0; n < kGroups; n++)
+#pragma unroll
+                for (u32 c = 0; c < 4; c++) total[m][n][c] = total[m][n][c] + acc[m][n][c];
+    }
+    wait_copies<0>();
+    if (!mine) return;
+#pragma unroll
+    for (u32 m = 0; m < kUnits; m++)
+#pragma unroll
+        for (u32 n = 0; n < kGroups; n++) {
+            const float(&c)[4] = total[m][n];
+            Epilogue{p, part, unit0 + my_unit + m - part.first_unit, rows, lane}.put(c[0], c[1], c[2], c[3], row0 + (my_group + n) * kGroup);
+        }
+}
