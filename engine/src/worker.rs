@@ -115,13 +115,17 @@ pub fn start(model: Model, options: EngineOptions) -> std::io::Result<EngineHand
         family: model.spec.family.to_owned(),
         weight_bytes: model.backend.weight_bytes(),
     };
+    let resumes = !model.is_recurrent() || model.backend.resumes_at_anchors();
+    if options.prefix_caching && !resumes {
+        tracing::warn!("no prefix caching: this device cannot resume the model's recurrent state");
+    }
     let limits = Limits {
         max_sequences: options.max_sequences,
         step_tokens: options.max_step_tokens.max(options.max_sequences),
         vocab: model.spec.vocab,
         policy: options.policy,
         between_tokens: options.between_tokens,
-        prefix_caching: options.prefix_caching && (!model.is_recurrent() || model.backend.resumes_at_anchors()),
+        prefix_caching: options.prefix_caching && resumes,
         checkpoint_interval: options.checkpoint_interval,
     };
     let inbox = Inbox {
