@@ -318,6 +318,9 @@ mod tests {
         if cuda::available().is_err() {
             assert!(refusal(ServeOptions { device: Device::Cuda, ..plain() }).starts_with("device: `cuda`"));
         }
+        let fp8 = KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Fp8 };
+        let fp8 = load_options(&ServeOptions { kv_cache_dtype: fp8, ..plain() }).unwrap();
+        assert_eq!(fp8.kv_dtype, KvDtype::Fp8);
         let kv = KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Nvfp4 };
         assert!(refusal(ServeOptions { kv_cache_dtype: kv, ..plain() }).contains("`fp8:nvfp4`"));
         assert!(refusal(ServeOptions { activation_dtype: options::ActivationDtype::Fp4, ..plain() }).contains("`fp4`"));

@@ -6,15 +6,18 @@
 // 16t … 16t + 15 of rows g and g + 8, which is one NVFP4 scale block of each. Step i = 0..3 of a block is one k16
 // instruction; its element at hardware position 2t + h + 8e is column 16t + 4i + 2e + h, the order that x is packed in.
 //
-//     BF16   [step 4][lane 32][16 bytes]                    2048 bytes a block
-//     NVFP4  [lane 32][step 4][4 bytes], [lane 32][2 scales] 576 bytes a block
+// Two neighbouring blocks are a pair; K is padded with zero weights to whole pairs.
 //
-// The order of every sum (NUMERICS N1): K is cut into 8 contiguous splits of whole blocks, split s from block
-// blocks·s/8. Inside a split one accumulator runs over the k16 steps in ascending order from 0; the sums of the splits
-// are added in ascending order from −0, then multiplied by the part's scale. Eight splits are the eight warps of a
-// thread block that computes few rows, and keep its sums precise.
+//     BF16   2 × [step 4][lane 32][16 bytes]                                          4096 bytes a pair
+//     NVFP4  2 × [lane 32][step 4][4 bytes], [lane 32][block 2][scales of g and g + 8] 1152 bytes a pair
+//
+// The order of every sum (NUMERICS N1): K is cut into 8 contiguous splits of whole pairs, split s from pair pairs·s/8
+// on. Inside a split one accumulator runs over the k16 steps in ascending order from 0; the sums of the splits are added
+// in ascending order from −0, then multiplied by the part's scale. Eight splits are the eight warps that share a unit
+// when there are few rows, and keep the sums precise.
 #pragma once
 
+#include "barrier.cuh"
 #include "common.cuh"
 
 enum Format : u32 { kBf16 = 0, kNvfp4 = 1 };
@@ -32,7 +35,7 @@ constexpr u32 kQuad = 4;  // units that a warpgroup works on; parts are padded t
 constexpr u32 kSplits = 8;
 constexpr u32 kMaxParts = 6;
 
-__host__ __device__ constexpr u32 block_bytes(u32 format) { return format == kNvfp4 ? 576 : 2048; }
+__host__ __device__ constexpr u32 pair_bytes(u32 format) { return format == kNvfp4 ? 1152 : 4096; }
 /// NVFP4 is decoded to e2m1 · e4m3 · 2⁻⁷; the power of two goes back in with the part's scale.
 constexpr float kNvfp4Bias = 128.0f;
 
@@ -66,9 +69,7 @@ struct Linear {
     u32 row_tiles;         // see linear_wgmma.cu
     u32 band;
     u32 cut_tiles;
-    u32 stage_blocks;
     u32 stages;
-    u32 reserved;
     LinearPart part[kMaxParts];
 };
 
@@ -77,10 +78,12 @@ __device__ inline u64 packed_weight_at(u32 row, u32 column, u32 blocks) {
     const u32 f = row % kUnit, j = f / 4 * 2 + f / 2 % 2 * 8 + f % 2;  // the inverse of unit_feature
     const u32 c = column % kBlock, t = c / 16, i = c / 4 % 4, e = c / 2 % 2, h = c % 2;
     const u32 lane = j % 8 * 4 + t, pair = j / 8 + 2 * e;
-    return (u64(row / kUnit) * blocks + column / kBlock) * block_bytes(kBf16) + i * 512 + lane * 16 + pair * 4 + h * 2;
+    return (u64(row / kUnit) * ((blocks + 1) / 2 * 2) + column / kBlock) * (pair_bytes(kBf16) / 2) + i * 512 + lane * 16 + pair * 4 + h * 2;
 }
 
-__device__ inline u32 split_begin(u32 blocks, u32 split) { return blocks * split / kSplits; }
+__device__ inline u32 pairs_of(const Linear& p) { return (p.blocks + 1) / 2; }
+/// The first pair of a split.
+__device__ inline u32 split_begin(u32 pairs, u32 split) { return pairs * split / kSplits; }
 
 // ---- Fragments ----
 
@@ -104,16 +107,16 @@ __device__ inline void nvfp4_decode(u32 word, u32 low, u32 high, u32 a[4]) {
     a[3] = mul_bf16x2((word & 0x81808180u) | (word >> 8 & 0x00400040u), high);
 }
 
-/// The A fragments of one lane for a block: `load` once, `step` for each k16.
+/// The A fragments of one lane for block 0 or 1 of a pair: `load` once, `step` for each k16.
 template <u32 F>
 struct Fragment;
 
 template <>
 struct Fragment<kBf16> {
     uint4 words[4];
-    __device__ void load(const u8* block, u32 lane) {
+    __device__ void load(const u8* pair, u32 block, u32 lane) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) words[i] = *reinterpret_cast<const uint4*>(block + i * 512 + lane * 16);
+        for (int i = 0; i < 4; i++) words[i] = *reinterpret_cast<const uint4*>(pair + block * 2048 + i * 512 + lane * 16);
     }
     __device__ void step(int i, u32 a[4]) const { a[0] = words[i].x, a[1] = words[i].y, a[2] = words[i].z, a[3] = words[i].w; }
 };
@@ -122,18 +125,20 @@ template <>
 struct Fragment<kNvfp4> {
     uint4 words;
     u32 low, high;  // scales of rows g and g + 8
-    __device__ void load(const u8* block, u32 lane) {
-        words = *reinterpret_cast<const uint4*>(block + lane * 16);
-        const u32 scales = *reinterpret_cast<const u16*>(block + 512 + lane * 2);
-        low = nvfp4_scale_pair(scales & 0xFF);
-        high = nvfp4_scale_pair(scales >> 8);
+    __device__ void load(const u8* pair, u32 block, u32 lane) {
+        set(*reinterpret_cast<const uint4*>(pair + block * 512 + lane * 16),
+            *reinterpret_cast<const u32*>(pair + 1024 + lane * 4), block);
+    }
+    /// From a lane's codes and its scales of both blocks.
+    __device__ void set(const uint4& codes, u32 scales, u32 block) {
+        words = codes;
+        low = nvfp4_scale_pair(scales >> (16 * block) & 0xFF);
+        high = nvfp4_scale_pair(block == 0 ? scales >> 8 & 0xFF : scales >> 24);
     }
     __device__ void step(int i, u32 a[4]) const {
         nvfp4_decode(i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w, low, high, a);
     }
 };
-
-__device__ inline u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
 __device__ inline void mma_bf16(float* d, const u32 a[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

@@ -74,7 +74,8 @@ __device__ void pack(const LinearPack& p) {
     const Source source{p};
     const u32 column = block * kBlock + 16 * t;
     if (block >= p.blocks) return;
-    u8* to = p.weight + (u64(unit) * p.blocks + block) * block_bytes(p.format);
+    u8* pair = p.weight + (u64(unit) * ((p.blocks + 1) / 2) + block / 2) * pair_bytes(p.format);
+    u8* to = pair + block % 2 * (p.format == kNvfp4 ? 512 : 2048);
     for (u32 r = 0; r < 2; r++) {
         if (p.role != 0 && p.role != r + 1) continue;
         const u32 feature = p.role == 0 ? unit * kUnit + unit_feature(g + 8 * r) : silu_column(unit, g);
@@ -94,7 +95,7 @@ __device__ void pack(const LinearPack& p) {
                     }
                 *reinterpret_cast<u32*>(to + lane * 16 + i * 4) |= word;
             }
-            to[512 + lane * 2 + r] = u8(widened_scale(scale & 0x7F));
+            pair[1024 + lane * 4 + block % 2 * 2 + r] = u8(widened_scale(scale & 0x7F));
         } else {
             for (u32 c = 0; c < 16; c++) {
                 if (column + c >= p.k) break;

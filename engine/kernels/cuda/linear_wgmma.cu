@@ -4,6 +4,7 @@
 // of stages with bulk copies. Thread blocks stay: with many row tiles they take whole tiles in turn; with few, the
 // (tile, split) items are cut into equal runs (`cut_tiles`), and the sums of a tile that several thread blocks share meet
 // in global memory, where the last to arrive adds them in the order of the splits.
+#include "barrier.cuh"
 #include "linear.cuh"
 #include "wgmma.cuh"
 
@@ -12,28 +13,6 @@ constexpr u32 kTileUnits = kQuads * kQuad;
 constexpr u32 kConsumers = 128 * kQuads;
 constexpr u32 kThreads = kConsumers + 128;
 constexpr u32 kMaxStages = 16;
-
-__device__ inline void barrier_init(u64* b, u32 arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
-}
-__device__ inline void barrier_arrive(u64* b) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
-}
-__device__ inline void barrier_expect(u64* b, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
-}
-__device__ inline void barrier_wait(u64* b, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(
-            shared_address(b)),
-        "r"(parity)
-        : "memory");
-}
-__device__ inline void copy_bulk(u32 to, const u8* from, u32 bytes, u64* b) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(shared_address(b))
-                 : "memory");
-}
 
 /// Core matrices without swizzle: 128 bytes apart along K, 1024 bytes apart along the rows of x.
 __device__ inline u64 x_descriptor(u32 at) { return u64(1024 >> 4) << 32 | (at >> 4 | u32(128 >> 4) << 16); }
@@ -94,130 +73,153 @@ struct Schedule {
 
 template <int N>
 struct Tile {
+    static constexpr u32 kXBytes = N * 128;  // of one block
+
     const Linear& p;
     u8* ring;
     u64 *full, *empty;
-    u32 x_bytes, unit_bytes, stage;  // of a stage: bytes of one block of x, bytes reserved for one unit, all
+    u32 unit_bytes, stage;  // of a stage, which is one pair: bytes reserved for one unit, all
 
     __device__ Tile(const Linear& p, u8* ring, u64* full, u64* empty) : p(p), ring(ring), full(full), empty(empty) {
         u32 format = kNvfp4;
         for (u32 i = 0; i < p.parts; i++) format = p.part[i].format == kBf16 ? kBf16 : format;
-        x_bytes = N * 128;
-        unit_bytes = block_bytes(format) * p.stage_blocks;
-        stage = x_bytes * p.stage_blocks + unit_bytes * kTileUnits;
+        unit_bytes = pair_bytes(format);
+        stage = 2 * kXBytes + unit_bytes * kTileUnits;
     }
 
-    // ---- Producer: one warp ----
+    // ---- Producer: one warp; lanes 0..7 copy a unit each, lanes 8 and 9 a block of x each ----
 
-    __device__ void weights(const Work& w, u32 block, u32 blocks, u32 slot, u32 lane) const {
+    /// What a lane copies of each stage of a tile.
+    struct Source {
+        const u8* from;
+        u64 step;         // to the next pair
+        u32 to, bytes;    // offset in a stage
+        u32 all;          // bytes of all lanes' copies
+        u32 x_bytes;
+    };
+
+    __device__ Source source(const Work& w, u32 lane) const {
+        Source s{nullptr, 0, 0, 0, 0, 0};
+        const u32 first = split_begin(pairs_of(p), w.from), group = w.row_tile * (N / 8);
+        s.x_bytes = min(u32(N / 8), p.groups - group) * 1024;
         const u32 unit = w.features * kTileUnits + lane;
-        if (lane >= kTileUnits || unit >= p.units) return;
-        const LinearPart& part = part_of(p, unit);
-        const u32 bytes = block_bytes(part.format);
-        copy_bulk(shared_address(ring) + slot * stage + x_bytes * p.stage_blocks + lane * unit_bytes,
-                  part.weight + (u64(unit - part.first_unit) * p.blocks + block) * bytes, blocks * bytes, full + slot);
-    }
-    __device__ void rows(const Work& w, u32 block, u32 blocks, u32 slot, u32 lane) const {
-        const u32 group = w.row_tile * (N / 8);
-        if (lane >= blocks) return;
-        copy_bulk(shared_address(ring) + slot * stage + lane * x_bytes, p.x + (u64(block + lane) * p.groups + group) * 1024,
-                  min(u32(N / 8), p.groups - group) * 1024, full + slot);
-    }
-    /// Bytes that `weights` and `rows` bring.
-    __device__ u32 bytes(const Work& w, u32 blocks) const {
-        u32 sum = min(u32(N / 8), p.groups - w.row_tile * (N / 8)) * 1024;
-        for (u32 quad = 0; quad < kQuads; quad++) {
-            const u32 unit = w.features * kTileUnits + quad * kQuad;
-            if (unit < p.units) sum += kQuad * block_bytes(part_of(p, unit).format);
+        if (lane < kTileUnits) {
+            if (unit < p.units) {
+                const LinearPart& part = part_of(p, unit);
+                s.bytes = pair_bytes(part.format);
+                s.step = s.bytes;
+                s.from = part.weight + (u64(unit - part.first_unit) * pairs_of(p) + first) * s.bytes;
+            }
+            s.to = 2 * kXBytes + lane * unit_bytes;
+        } else if (lane < kTileUnits + 2) {
+            s.bytes = s.x_bytes;
+            s.step = u64(2) * p.groups * 1024;
+            s.from = p.x + (u64(2 * first + lane - kTileUnits) * p.groups + group) * 1024;
+            s.to = (lane - kTileUnits) * kXBytes;
         }
-        return sum * blocks;
+        s.all = __reduce_add_sync(0xFFFFFFFFu, s.bytes);
+        return s;
     }
 
     __device__ void produce(u32 lane) const {
-        // The first stages' weights are asked for before the previous kernel ends.
+        const bool of_weights = lane < kTileUnits;
+        const u32 pairs = pairs_of(p);
         Schedule schedule(p);
         Work w;
-        u32 early = 0, slot = 0, parity = 1;
-        if (schedule.take(w)) {
-            const u32 last = split_begin(p.blocks, w.from + 1);
-            for (u32 block = split_begin(p.blocks, w.from); block < last && early < p.stages; early++) {
-                const u32 blocks = min(p.stage_blocks, last - block);
-                if (lane == 0) barrier_expect(full + early, bytes(w, blocks));
+        bool more = schedule.take(w);
+        Source s = source(w, lane);
+        // The first stages' weights are asked for before the previous kernel ends.
+        u32 early = 0;
+        if (more) {
+            early = min(split_begin(pairs, w.to) - split_begin(pairs, w.from), p.stages);
+            for (u32 i = 0; i < early; i++) {
+                const bool odd = 2 * (split_begin(pairs, w.from) + i) + 1 >= p.blocks;
+                if (lane == 0) barrier_expect(full + i, s.all - (odd ? s.x_bytes : 0));
                 __syncwarp();
-                weights(w, block, blocks, early, lane);
-                block += blocks;
+                if (of_weights && s.bytes > 0) copy_bulk(shared_address(ring) + i * stage + s.to, s.from + i * s.step, s.bytes, full + i);
             }
         }
         wait_for_previous();
-        Schedule again(p);
-        for (u32 count = 0; again.take(w);)
-            for (u32 split = w.from; split < w.to; split++) {
-                const u32 last = split_begin(p.blocks, split + 1);
-                for (u32 block = split_begin(p.blocks, split); block < last; count++) {
-                    const u32 blocks = min(p.stage_blocks, last - block);
-                    if (count >= early) {
-                        barrier_wait(empty + slot, parity);
-                        if (lane == 0) barrier_expect(full + slot, bytes(w, blocks));
-                        __syncwarp();
-                        weights(w, block, blocks, slot, lane);
-                    }
-                    rows(w, block, blocks, slot, lane);
-                    block += blocks;
-                    if (++slot == p.stages) slot = 0, parity ^= 1;
+        u32 slot = 0, parity = 1;
+        for (u32 count = 0; more; more = schedule.take(w), s = source(w, lane)) {
+            const u32 end = split_begin(pairs, w.to);
+            for (u32 pair = split_begin(pairs, w.from); pair < end; pair++, count++) {
+                const bool odd = 2 * pair + 1 >= p.blocks;
+                if (count >= early) {
+                    barrier_wait(empty + slot, parity);
+                    if (lane == 0) barrier_expect(full + slot, s.all - (odd ? s.x_bytes : 0));
+                    __syncwarp();
                 }
+                if (s.bytes > 0 && (of_weights ? count >= early : !(odd && lane == kTileUnits + 1)))
+                    copy_bulk(shared_address(ring) + slot * stage + s.to, s.from, s.bytes, full + slot);
+                s.from += s.step;
+                if (++slot == p.stages) slot = 0, parity ^= 1;
             }
+        }
     }
 
     // ---- Consumers: two warpgroups ----
 
+    /// Where a consumer is in the ring. The stage before is released when this one's first block is on its way; before
+    /// the first there is a barrier that nobody waits for.
     struct Place {
-        u32 slot, parity;
+        u32 slot, parity, before;
     };
-
-    template <u32 F>
-    __device__ void make(u32 (&a)[4][4], const u8* weights, u32 lane) const {
-        Fragment<F> fragment;
-        fragment.load(weights, lane);
-#pragma unroll
-        for (int i = 0; i < 4; i++) fragment.step(i, a[i]);
+    __device__ void release(Place& at) const {
+        barrier_arrive(empty + at.before);
+        at.before = at.slot;
+    }
+    __device__ void advance(Place& at) const {
+        if (++at.slot == p.stages) at.slot = 0, at.parity ^= 1;
     }
 
-    __device__ void issue(float (&acc)[N / 2], const u32 (&a)[4][4], u32 x) const {
+    /// Steps `from`.. of a block, as many as `a` has room for.
+    template <u32 F, u32 S>
+    __device__ void make(u32 (&a)[S][4], const Fragment<F>& fragment, u32 from) const {
+#pragma unroll
+        for (u32 i = 0; i < S; i++) fragment.step(int(from + i), a[i]);
+    }
+
+    template <u32 S>
+    __device__ void issue(float (&acc)[N / 2], const u32 (&a)[S][4], u32 x) const {
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-        for (int i = 0; i < 4; i++) wgmma<N>(acc, a[i], x_descriptor(x + i * 256));
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        for (u32 i = 0; i < S; i++) wgmma<N>(acc, a[i], x_descriptor(x + i * 256));
+        asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
     }
 
-    /// One split: a block's fragments are made while the block before is multiplied.
+    /// One split. The fragments of a group of instructions are made while the group before is multiplied; at most one
+    /// group is on its way. `odd`: the last pair has one block.
     template <u32 F>
-    __device__ void split(float (&acc)[N / 2], u32 blocks, Place& at, u32 unit, u32 lane) const {
-        u32 a[2][4][4];
-        u32 in_stage = 0;
-        auto step = [&](u32 (&now)[4][4], u32 block) {
-            if (in_stage == 0) barrier_wait(full + at.slot, at.parity);
-            const u32 offset = at.slot * stage;
-            make<F>(now, ring + offset + x_bytes * p.stage_blocks + unit * unit_bytes + in_stage * block_bytes(F), lane);
-            issue(acc, now, shared_address(ring) + offset + in_stage * x_bytes);
-            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-            // The block before is done; so is its stage if this block begins one.
-            if (in_stage == 0 && block > 0) barrier_arrive(empty + (at.slot == 0 ? p.stages : at.slot) - 1);
-            if (++in_stage == p.stage_blocks && block + 1 < blocks) {
-                in_stage = 0;
-                if (++at.slot == p.stages) at.slot = 0, at.parity ^= 1;
+    __device__ void split(float (&acc)[N / 2], u32 pairs, bool odd, Place& at, u32 unit, u32 lane) const {
+        constexpr u32 steps = N > 128 ? 2 : 4;  // of a group; fewer where accumulators take the registers
+        u32 a[2][steps][4];
+        const u8* weights = ring + 2 * kXBytes + unit * unit_bytes;
+        Fragment<F> fragment;
+        auto block = [&](u32 d) {
+            fragment.load(weights + at.slot * stage, d, lane);
+            const u32 x = shared_address(ring) + at.slot * stage + d * kXBytes;
+#pragma unroll
+            for (u32 i = 0; i < 4 / steps; i++) {
+                u32(&now)[steps][4] = a[(d * (4 / steps) + i) % 2];
+                make<F>(now, fragment, i * steps);
+                issue(acc, now, x + i * steps * 256);
+                if (d == 0 && i == 0) release(at);
             }
         };
-        u32 block = 0;
-        for (; block + 2 <= blocks; block += 2) {
-            step(a[0], block);
-            step(a[1], block + 1);
+#pragma unroll 1
+        for (u32 i = 0; i < pairs; i++) {
+            barrier_wait(full + at.slot, at.parity);
+            block(0);
+            block(1);
+            advance(at);
         }
-        if (block < blocks) step(a[0], block);
+        if (odd) {
+            barrier_wait(full + at.slot, at.parity);
+            block(0);
+            advance(at);
+        }
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-        if (blocks > 0) {
-            barrier_arrive(empty + at.slot);
-            if (++at.slot == p.stages) at.slot = 0, at.parity ^= 1;
-        }
     }
 
     __device__ void finish(const Work& w, const LinearPart& part, u32 unit, u32 rows, u32 lane, float (&total)[N / 2]) const {
@@ -231,7 +233,7 @@ struct Tile {
         wait_for_previous();
         const u32 rows = min(*reinterpret_cast<const volatile u32*>(p.rows), p.capacity);
         Schedule schedule(p);
-        Place at{0, 0};
+        Place at{0, 0, kMaxStages};
         for (Work w; schedule.take(w);) {
             const u32 unit = w.features * kTileUnits + quad * kQuad + warp;
             const bool mine = unit < p.units;
@@ -243,13 +245,14 @@ struct Tile {
             const u32 owner = whole ? 0 : schedule.owner(w.tile);
             float4* partial = reinterpret_cast<float4*>(p.partial) + u64(owner * kQuads + quad) * kSplits * (N / 8) * 128 + warp * kWarp + lane;
             for (u32 s = w.from; s < w.to; s++) {
-                const u32 blocks = split_begin(p.blocks, s + 1) - split_begin(p.blocks, s);
+                const u32 pairs = split_begin(pairs_of(p), s + 1) - split_begin(pairs_of(p), s);
+                const bool odd = pairs > 0 && 2 * split_begin(pairs_of(p), s + 1) > p.blocks;  // the last pair is half
                 float acc[N / 2];
 #pragma unroll
                 for (int c = 0; c < N / 2; c++) acc[c] = 0;
-                if (!mine) skip(blocks, at);
-                else if (narrow) split<kNvfp4>(acc, blocks, at, quad * kQuad + warp, lane);
-                else split<kBf16>(acc, blocks, at, quad * kQuad + warp, lane);
+                if (!mine) skip(pairs, at);
+                else if (narrow) split<kNvfp4>(acc, pairs - odd, odd, at, quad * kQuad + warp, lane);
+                else split<kBf16>(acc, pairs - odd, odd, at, quad * kQuad + warp, lane);
                 if (whole) {
 #pragma unroll
                     for (int c = 0; c < N / 2; c++) total[c] = total[c] + acc[c];
@@ -284,11 +287,11 @@ struct Tile {
     }
 
     /// A quad that does not exist: only keep the ring going.
-    __device__ void skip(u32 blocks, Place& at) const {
-        for (u32 block = 0; block < blocks; block += p.stage_blocks) {
+    __device__ void skip(u32 pairs, Place& at) const {
+        for (u32 i = 0; i < pairs; i++) {
             barrier_wait(full + at.slot, at.parity);
-            barrier_arrive(empty + at.slot);
-            if (++at.slot == p.stages) at.slot = 0, at.parity ^= 1;
+            release(at);
+            advance(at);
         }
     }
 };
@@ -296,7 +299,7 @@ struct Tile {
 template <int N>
 __device__ void linear_wgmma(const Linear& p) {
     extern __shared__ __align__(128) u8 shared[];
-    __shared__ u64 full[kMaxStages], empty[kMaxStages];
+    __shared__ u64 full[kMaxStages], empty[kMaxStages + 1];
     __shared__ u32 last[kQuads];
     allow_next();
     if (threadIdx.x == 0) {
@@ -304,6 +307,7 @@ __device__ void linear_wgmma(const Linear& p) {
             barrier_init(full + s, 1);
             barrier_init(empty + s, kConsumers);
         }
+        barrier_init(empty + kMaxStages, kConsumers);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();

@@ -3,9 +3,10 @@
 use super::Lower;
 use crate::config::spec::{AttentionSpec, Partition};
 use crate::plan::{KvLayerSpec, Op, ParamId, Part, QkvSpec, View};
+use atlas_kernels::KvScales;
 
 pub(super) struct Params {
-    qkv: Vec<Part>,
+    qkv: [Part; 3],
     out: Part,
     norms: Option<(ParamId, ParamId)>,
 }
@@ -30,7 +31,7 @@ pub(super) fn declare(lower: &mut Lower<'_>, spec: &AttentionSpec, prefix: &str)
     let kv_width = spec.kv_heads * spec.head_dim;
     // Query heads move together with the key head they share.
     let group = spec.heads / spec.kv_heads * layout.q_stride;
-    let qkv = vec![
+    let qkv = [
         lower.part(&name("q_proj"), (layout.k_offset, hidden), 0, spec.bias, Partition::Rows { unit: group }),
         lower.part(
             &name("k_proj"),
@@ -64,8 +65,14 @@ pub(super) fn lower(lower: &mut Lower<'_>, spec: &AttentionSpec, prefix: &str, x
     let attended = lower.view("mixed", spec.heads * spec.head_dim);
     let rope = lower.rope(&spec.rope);
     let layer = lower.kv_layers.len();
-    lower.kv_layers.push(KvLayerSpec { kv_heads: spec.kv_heads, head_dim: spec.head_dim });
-    lower.push("qkv_proj", Op::Linear { x, parts, out: qkv, accumulate: false });
+    lower.kv_layers.push(KvLayerSpec {
+        kv_heads: spec.kv_heads,
+        head_dim: spec.head_dim,
+        k: parts[1].weight,
+        v: parts[2].weight,
+        scales: KvScales::default(),
+    });
+    lower.push("qkv_proj", Op::Linear { x, parts: parts.to_vec(), out: qkv, accumulate: false });
     let norms = norms.zip(spec.qk_norm).map(|((q, k), (eps, unit_offset))| (q, k, eps, unit_offset));
     lower.push("rope", Op::RopeStore { qkv, layout, norms, rope, layer });
     lower

@@ -5,6 +5,7 @@
 
 mod attention;
 mod delta;
+mod delta_parts;
 mod device;
 mod error;
 mod kv;
@@ -23,6 +24,7 @@ pub use attention::{AttentionKernels, AttentionOp, AttentionRoom};
 pub use delta::{
     DeltaBuffers, DeltaCaches, DeltaColumns, DeltaKernels, DeltaParams, DeltaRoom, DeltaScratch, DeltaShape,
 };
+pub use delta_parts::{GatedNorm, GatedNormKernels};
 pub use device::{Device, Memory, Pinned, Plain, Properties, device_count};
 pub use error::CudaError;
 pub use kv::KvPages;

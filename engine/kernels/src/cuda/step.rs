@@ -49,7 +49,7 @@ unsafe impl Plain for DeviceSegment {}
 unsafe impl Plain for Tile {}
 
 /// What kernels are given: device addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct StepArgs {
     tokens: u64,

@@ -11,7 +11,7 @@ use atlas_kernels::cuda::{
     DeltaRoom, DeltaScratch, DeltaShape, Device, Gates, HeadNorms, KvPages, LinearKernels, LinearOut, LinearRows,
     Memory, Norm, NormRows, PackedRows, Rope, RopeKernel, RowKernels, StepRoom,
 };
-use atlas_kernels::{KvDtype, KvScales, QkvLayout};
+use atlas_kernels::{KvDtype, QkvLayout};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -92,7 +92,7 @@ impl Launches {
             .collect();
         let weights = Weights::new(device, &plan, |op| fused.contains(&op))?;
         let kv = (plan.kv_layers.iter())
-            .map(|l| KvPages::new(device, kv_dtype, KvScales::default(), sizes.pages, l.kv_heads, l.head_dim))
+            .map(|l| KvPages::new(device, kv_dtype, l.scales, sizes.pages, l.kv_heads, l.head_dim))
             .collect::<Result<_, _>>()?;
         let states = (plan.state_layers.iter())
             .map(|layer| {
@@ -359,6 +359,7 @@ fn delta_shape(layer: &StateLayerSpec) -> DeltaShape {
         v_heads: layer.value_heads,
         k_dim: layer.key_dim,
         v_dim: layer.value_dim,
+        channels: layer.conv_channels,
         taps: layer.conv_taps,
     }
 }

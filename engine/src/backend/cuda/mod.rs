@@ -8,6 +8,7 @@ mod buffers;
 mod launches;
 mod rows;
 mod schedule;
+mod selections;
 mod weights;
 
 use super::{ActivationDtype, Backend, BackendOptions, Observer, Prepare, RowOutput, StepOutput};
@@ -15,12 +16,11 @@ use crate::cache::PAGE;
 use crate::config::spec::ParamSpec;
 use crate::errors::EngineError;
 use crate::plan::{ParamId, Plan, Rows};
-use crate::sampling::{Candidate, SamplingError, Selection};
+use crate::sampling::Selection;
 use crate::schedule::StepBatch;
 use crate::weights::RawParam;
 use atlas_kernels::cuda::{
-    Choice, Device, FEW_ROWS, Graph, RowSelection, SampleKernels, StepArena, StepRoom, StepRows, device_count,
-    probe_memory,
+    Device, FEW_ROWS, Graph, SampleKernels, StepArena, StepRoom, StepRows, device_count, probe_memory,
 };
 use launches::{Launches, Room};
 use rows::Shape;
@@ -59,9 +59,8 @@ pub struct CudaBackend {
     /// Whether steps may be captured.
     capture: bool,
     options: BackendOptions,
-    /// Rows of logits that were asked for whole, and candidates, of the last step.
+    /// Rows of logits that were asked for whole, of the last step.
     logits: Vec<f32>,
-    candidates: Vec<Candidate>,
 }
 
 impl CudaBackend {
@@ -86,7 +85,6 @@ impl CudaBackend {
             capture: std::env::var_os(NO_GRAPHS).is_none(),
             options: *options,
             logits: Vec::new(),
-            candidates: Vec::new(),
         };
         let shape = Shape {
             rows: options.step_rows.next_multiple_of(8),
@@ -211,34 +209,18 @@ impl CudaBackend {
     fn collect(&mut self, batch: &StepBatch) -> Result<StepOutput<'_>, EngineError> {
         let vocab = self.launches.plan.logits.width;
         let buffer = self.launches.buffers.get(self.launches.plan.logits.buffer, Layout::Rows);
-        self.logits.clear();
-        self.candidates.clear();
-        let wanted = batch.selections.iter().filter(|selection| **selection == Selection::Logits).count();
-        self.logits.resize(wanted * vocab, 0.0);
-        let mut whole = self.logits.chunks_exact_mut(vocab);
-        let mut spans = Vec::new();
-        for (row, selection) in batch.selections.iter().enumerate() {
-            if *selection == Selection::Logits {
-                if let Some(target) = whole.next() {
-                    self.device.read(buffer, 4 * row * vocab, target)?;
-                }
-            } else if let Choice::Top(best) = self.sampling.choice(row) {
-                let from = self.candidates.len();
-                self.candidates.extend(best.iter().map(|c| Candidate { id: c.id, logit: c.logit }));
-                spans.push(from..self.candidates.len());
-            }
+        let asked = || batch.selections.iter().enumerate();
+        let whole = asked().filter(|(_, selection)| **selection == Selection::Logits);
+        self.logits.resize(whole.clone().count() * vocab, 0.0);
+        for ((row, _), target) in whole.zip(self.logits.chunks_exact_mut(vocab)) {
+            self.device.read(buffer, 4 * row * vocab, target)?;
         }
-        let (mut whole, mut spans) = (self.logits.chunks_exact(vocab), spans.into_iter());
+        let mut whole = self.logits.chunks_exact(vocab);
         let output = |(row, selection): (usize, &Selection)| match selection {
             Selection::Logits => RowOutput::Logits(whole.next().unwrap_or_default()),
-            _ => match self.sampling.choice(row) {
-                Choice::Token(token) => RowOutput::Token(token),
-                Choice::Top(_) => RowOutput::Candidates(&self.candidates[spans.next().unwrap_or_default()]),
-                Choice::NotANumber(id) => RowOutput::Unusable(SamplingError::NotANumber { id }),
-                Choice::NothingAllowed => RowOutput::Unusable(SamplingError::NothingAllowed),
-            },
+            _ => selections::answer(&self.sampling, row),
         };
-        Ok(StepOutput { rows: batch.selections.iter().enumerate().map(output).collect() })
+        Ok(StepOutput { rows: asked().map(output).collect() })
     }
 }
 
@@ -251,15 +233,6 @@ fn arena(device: &Device, options: &BackendOptions, rows: usize) -> Result<StepA
     // 64 rows.
     let tables = sizes.pages * sizes.rings.max(1) + 2 * (rows + rows / 64 + 2 * rows.min(sizes.rings.max(rows)));
     Ok(StepArena::new(device, rows.next_multiple_of(64).max(64), tables)?)
-}
-
-fn selection(selection: &Selection) -> RowSelection {
-    match *selection {
-        Selection::Logits => RowSelection::logits(),
-        Selection::Greedy => RowSelection::greedy(),
-        Selection::Sample { temperature, seed, position } => RowSelection::sample(temperature, seed, position),
-        Selection::Top { k } => RowSelection::top(k as usize),
-    }
 }
 
 impl Prepare for CudaBackend {
@@ -296,7 +269,7 @@ impl Backend for CudaBackend {
         let room = Room { observed: observer.is_some(), ..self.reserve(shape)? };
         rows::fill(&mut self.rows, batch);
         self.arena.upload(&self.rows, shape.rows)?;
-        self.sampling.upload(&batch.selections.iter().map(selection).collect::<Vec<_>>())?;
+        self.sampling.upload(&batch.selections.iter().map(selections::asked).collect::<Vec<_>>())?;
         match observer {
             Some(observer) => self.observe(batch, &room, observer)?,
             None => self.replay(shape, &room)?,
