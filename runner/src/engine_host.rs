@@ -6,10 +6,10 @@ use crate::host::memory::{available, this_machine};
 use crate::memory_fit::MemoryNeed;
 use crate::model::ModelSource;
 use atlas_engine::backend::{ActivationDtype, DeviceKind, cuda};
+use atlas_engine::cache::PAGE;
 use atlas_engine::config::generation::GenerationConfig;
 use atlas_engine::config::hf;
 use atlas_engine::explain::explain;
-use atlas_engine::cache::PAGE;
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::schedule::Policy;
 use atlas_engine::session::Session;
@@ -214,12 +214,7 @@ fn prefix_caching(options: &ServeOptions) -> bool {
 
 /// Checkpoints of recurrent state for the prefix cache: as many as wanted, as far as a quarter of what weights and
 /// sequences leave of the usable memory goes.
-fn checkpoints(
-    files: &ModelFiles,
-    load: &LoadOptions,
-    options: &ServeOptions,
-    usable: u64,
-) -> Result<usize, CliError> {
+fn checkpoints(files: &ModelFiles, load: &LoadOptions, options: &ServeOptions, usable: u64) -> Result<usize, CliError> {
     // GPU kernels do not keep convolution inputs at anchors: their recurrent sequences cannot begin there.
     if !prefix_caching(options) || load.device != DeviceKind::Cpu {
         return Ok(0);

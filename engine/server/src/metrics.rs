@@ -85,7 +85,12 @@ impl Metrics {
             prompt_tokens: add(r, "prompt_tokens", "Prompt tokens computed", Counter::default()),
             generation_tokens: add(r, "generation_tokens", "Tokens generated", Counter::default()),
             engine_steps: add(r, "engine_steps", "Forward passes", Counter::default()),
-            engine_step_sequences: add(r, "engine_step_sequences", "Sequences in all forward passes", Counter::default()),
+            engine_step_sequences: add(
+                r,
+                "engine_step_sequences",
+                "Sequences in all forward passes",
+                Counter::default(),
+            ),
             preemptions: add(r, "num_preemptions", "Requests computed again for want of memory", Counter::default()),
             cached_pages: add(r, "prefix_cache_pages", "KV pages in the prefix cache", Gauge::default()),
             checkpoints: add(r, "prefix_cache_checkpoints", "Recurrent states in the prefix cache", Gauge::default()),
