@@ -88,7 +88,8 @@ impl Model {
         let generation = hf::load_generation(files)?;
         let tensors = Tensors::open(files)?;
         loader::reconcile(&mut spec, &tensors);
-        let plan = blocks::lower(&spec);
+        let mut plan = blocks::lower(&spec);
+        loader::kv_scales(&mut plan, &tensors)?;
         let total =
             plan.params.iter().filter_map(|param| loader::stored(param, &tensors)).map(|(_, bytes)| bytes).sum();
         let (sizes, context) = sizes(&spec, options)?;

@@ -231,6 +231,7 @@ fn load_options(options: &ServeOptions) -> Result<LoadOptions, CliError> {
             KvCacheDtype { keys: KvOption::Auto, .. } => plain.kv_dtype,
             KvCacheDtype { keys: KvOption::F32, values: KvOption::F32 } => KvDtype::F32,
             KvCacheDtype { keys: KvOption::Bf16, values: KvOption::Bf16 } => KvDtype::Bf16,
+            KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Fp8 } => KvDtype::Fp8,
             other => return Err(unsupported("kv_cache_dtype", other)),
         },
         sequences: options.max_num_seqs.min(options.max_batch_size) as usize,
@@ -260,13 +261,18 @@ mod tests {
     fn what_this_build_lacks_is_refused_by_name() {
         let refusal = |options: ServeOptions| load_options(&options).unwrap_err().to_string();
         let plain = ServeOptions::default;
-        assert!(refusal(ServeOptions { device: Device::Cuda, ..plain() }).starts_with("device: `cuda`"));
+        if cuda::available().is_err() {
+            assert!(refusal(ServeOptions { device: Device::Cuda, ..plain() }).starts_with("device: `cuda`"));
+        }
+        let fp8 = KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Fp8 };
+        let fp8 = load_options(&ServeOptions { kv_cache_dtype: fp8, ..plain() }).unwrap();
+        assert_eq!(fp8.kv_dtype, KvDtype::Fp8);
         let kv = KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Nvfp4 };
         assert!(refusal(ServeOptions { kv_cache_dtype: kv, ..plain() }).contains("`fp8:nvfp4`"));
         assert!(refusal(ServeOptions { activation_dtype: options::ActivationDtype::Fp4, ..plain() }).contains("`fp4`"));
         assert!(load_options(&plain()).is_ok());
         assert!(unsupported_options(&plain()).is_empty());
-        let two = ServeOptions { device: Device::Cuda, tool_call_parser: ToolCallParser::Mistral, ..plain() };
+        let two = ServeOptions { kv_cache_dtype: kv, tool_call_parser: ToolCallParser::Mistral, ..plain() };
         assert_eq!(unsupported_options(&two).len(), 2);
     }
 }

@@ -56,13 +56,14 @@ pub(crate) fn targets() -> Vec<Target> {
         target(DeviceKind::Cpu, f32, KvDtype::F32),
         target(DeviceKind::Cpu, f32, KvDtype::Bf16),
         target(DeviceKind::Cpu, bf16, KvDtype::Bf16),
+        target(DeviceKind::Cpu, bf16, KvDtype::Fp8),
     ];
     match atlas_engine::backend::cuda::available() {
         Ok(()) => {
             if only_cuda() {
                 targets.clear();
             }
-            targets.push(target(DeviceKind::Cuda(0), bf16, KvDtype::Bf16));
+            targets.extend([KvDtype::Bf16, KvDtype::Fp8].map(|kv| target(DeviceKind::Cuda(0), bf16, kv)));
         }
         Err(reason) => skipped("cuda", &reason.to_string()),
     }

@@ -4,12 +4,12 @@ use crate::devices::{Target, targets};
 use crate::support::{CASES, assert_close, folder, ids, load, options, tensors};
 use atlas_engine::backend::Observer;
 use atlas_engine::model::{LoadOptions, Model};
-use atlas_engine::plan::PlannedOp;
+use atlas_engine::plan::{Op, Plan, PlannedOp};
 use atlas_engine::schedule::batch::WantLogits;
 use atlas_engine::session::Session;
 use atlas_engine::weights::safetensors::Tensors;
 use atlas_engine::weights::{ModelFiles, loader};
-use atlas_kernels::PackedMatrix;
+use atlas_kernels::{KvDtype, PackedMatrix};
 use std::collections::HashMap;
 
 /// Keeps the residual stream after each layer, and the input of the output projection.
@@ -31,20 +31,22 @@ impl Observer for Dump {
     }
 }
 
-/// What independent roundings to bf16 do to a row: each has a relative error of 1.66e-3 (root mean square; the error is
-/// uniform within half a unit, the value's size within its power of two), and about as many add up as there are
-/// operations.
-fn expected_error(operations: usize) -> f64 {
-    1.66e-3 * (operations as f64).sqrt()
+/// What independent roundings do to a row: each to bf16 has a relative error of 1.66e-3 (root mean square; the error is
+/// uniform within half a unit, the value's size within its power of two), each to E4M3 sixteen times that. They add up
+/// over the operations up to and with `last`: one to bf16 each, and keys and values in fp8 before each attention.
+fn expected_error(plan: &Plan, last: usize, kv: KvDtype) -> f64 {
+    let attentions = plan.ops[..=last].iter().filter(|op| matches!(op.op, Op::Attention { .. })).count();
+    let fp8 = if kv == KvDtype::Fp8 { 2 * 256 * attentions } else { 0 };
+    1.66e-3 * ((last + 1 + fp8) as f64).sqrt()
 }
 
-/// Relative L2 of each row over what is expected after so many operations, ascending.
-fn row_errors(got: &[f32], want: &[f32], width: usize, operations: usize) -> Vec<f64> {
+/// Relative L2 of each row over what is expected, ascending.
+fn row_errors(got: &[f32], want: &[f32], width: usize, expected: f64) -> Vec<f64> {
     assert_eq!(got.len(), want.len());
     let relative = |(got, want): (&[f32], &[f32])| {
         let square = |sum: f64, (got, want): (&f32, &f32)| sum + f64::from(got - want).powi(2);
         let norm: f64 = want.iter().map(|want| f64::from(*want).powi(2)).sum();
-        (got.iter().zip(want).fold(0.0, square) / norm).sqrt() / expected_error(operations)
+        (got.iter().zip(want).fold(0.0, square) / norm).sqrt() / expected
     };
     let mut errors: Vec<f64> = got.chunks_exact(width).zip(want.chunks_exact(width)).map(relative).collect();
     assert!(errors.iter().all(|error| error.is_finite()));
@@ -68,6 +70,7 @@ fn every_layer_equals_the_reference() {
         let plan = model.backend.plan();
         let final_norm = plan.ops.iter().position(|op| op.name == "head.norm").unwrap();
         let layer_ends = plan.layer_ends.clone();
+        let expected: Vec<f64> = (0..plan.ops.len()).map(|last| expected_error(plan, last, target.kv)).collect();
         let (hidden, recurrent) = (model.spec.hidden, model.is_recurrent());
         let mut dump =
             Dump { layer_ends: layer_ends.clone(), final_norm, layers: HashMap::new(), final_hidden: Vec::new() };
@@ -82,7 +85,7 @@ fn every_layer_equals_the_reference() {
                 assert_close(&what, case, got, want);
             } else {
                 let median = if recurrent { 25.0 } else { 2.0 };
-                assert_rounded(&what, recurrent, &row_errors(got, want, hidden, end + 1), median);
+                assert_rounded(&what, recurrent, &row_errors(got, want, hidden, expected[end]), median);
             }
         }
     }
@@ -93,7 +96,8 @@ fn logits_equal_the_reference_and_do_not_depend_on_chunks() {
     for (case, target) in everything() {
         let golden = tensors(&folder(case).join("golden.safetensors"));
         let mut model = load(case, &LoadOptions { context: Some(512), ..options(&target) });
-        let (operations, vocab, recurrent) = (model.backend.plan().ops.len(), model.spec.vocab, model.is_recurrent());
+        let (vocab, recurrent, plan) = (model.spec.vocab, model.is_recurrent(), model.backend.plan());
+        let expected = expected_error(plan, plan.ops.len() - 1, target.kv);
         let mut errors = Vec::new();
         for prompt in prompts(&golden) {
             let what = format!("{case} on {target:?}, prompt {prompt}");
@@ -103,7 +107,7 @@ fn logits_equal_the_reference_and_do_not_depend_on_chunks() {
             if target.is_exact() {
                 assert_close(&what, case, &whole, want);
             }
-            errors.extend(row_errors(&whole, want, vocab, operations));
+            errors.extend(row_errors(&whole, want, vocab, expected));
             for chunk in [1, 7, 64] {
                 let chunked = Session::new(&mut model).unwrap().all_logits(&tokens, chunk).unwrap();
                 assert!(same_bits(&whole, &chunked), "{what} chunk {chunk}");
@@ -127,7 +131,7 @@ fn greedy_tokens_equal_the_reference() {
             let tokens = ids(&golden[&format!("tokens.{prompt}")]);
             let want = ids(&golden[&format!("greedy.{prompt}")]);
             let margins = &golden[&format!("greedy_margin.{prompt}")];
-            let least = if target.is_exact() { 5e-3 } else { rounded_margin(&model, &golden, prompt) };
+            let least = if target.is_exact() { 5e-3 } else { rounded_margin(&model, target.kv, &golden, prompt) };
             let sure = margins.iter().position(|margin| f64::from(*margin) < least).unwrap_or(want.len());
             let got = Session::new(&mut model).unwrap().greedy(&tokens, want.len(), 32).unwrap();
             assert_eq!(got[..sure], want[..sure], "{case} on {target:?}, prompt {prompt}");
@@ -136,11 +140,12 @@ fn greedy_tokens_equal_the_reference() {
 }
 
 /// A margin that roundings do not bridge: six times the expected error of the difference of two logits.
-fn rounded_margin(model: &Model, golden: &HashMap<String, Vec<f32>>, prompt: usize) -> f64 {
+fn rounded_margin(model: &Model, kv: KvDtype, golden: &HashMap<String, Vec<f32>>, prompt: usize) -> f64 {
     let logits = &golden[&format!("logits.{prompt}")];
     let squares: f64 = logits.iter().map(|logit| f64::from(*logit).powi(2)).sum();
     let size = (squares / logits.len() as f64).sqrt();
-    6.0 * std::f64::consts::SQRT_2 * expected_error(model.backend.plan().ops.len()) * size
+    let plan = model.backend.plan();
+    6.0 * std::f64::consts::SQRT_2 * expected_error(plan, plan.ops.len() - 1, kv) * size
 }
 
 fn everything() -> impl Iterator<Item = (&'static str, Target)> {

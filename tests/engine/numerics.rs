@@ -74,7 +74,7 @@ impl Bench {
             reservations.push(reservation);
         }
         let observer: Option<&mut dyn Observer> = if observed { Some(&mut Onlooker) } else { None };
-        let logits = bits(self.model.backend.execute(&batch, observer).unwrap());
+        let logits = bits(&self.model.backend.execute(&batch, observer).unwrap().logits().unwrap());
         for (index, reservation) in running.iter().zip(reservations) {
             sequences[*index].commit(reservation, 1);
         }

@@ -40,7 +40,7 @@ struct Decode {
     static constexpr u32 kParts = Fp8 ? 1 : 2;
     /// Sixteen bytes a lane and slot.
     static constexpr u32 kChunks = (Blocks > kOwn * kTilePages ? Blocks : kOwn * kTilePages) * kParts;
-    static constexpr u32 kSlotBytes = kChunks * 512 * kWarps;
+    static constexpr u32 kRing = ring_slots(kChunks * 512 * kWarps);
 
     const AttentionArgs& a;
     const Segment& segment;
@@ -48,35 +48,31 @@ struct Decode {
     u8* stages;
 
     __device__ inline u8* stage(u32 slot, u32 chunk) const {
-        return stages + ((slot * kWarps + warp) * kChunks + chunk) * 512 + lane * 16;
+        return stages + ((slot * kWarps + warp) * kChunks + chunk) * 512;
     }
 
-    __device__ inline const u8* page(const u8* pages, u32 index, bool& real) const {
-        real = index * kPageTokens < segment.start + segment.rows;
+    /// The head's blocks of a page, none if it lies behind the context.
+    __device__ inline const u8* page(const u8* pages, u32 index, u32& bytes) const {
+        const bool real = index * kPageTokens < segment.start + segment.rows;
         const u32 id = real ? a.step.tables[segment.pages + index] : 0;
-        return pages + page_head<Fp8>(id, a.kv_heads, kv_head, blocks) + lane * 16;
+        bytes = real ? blocks * kPageBlockBytes<Fp8> : 0;
+        return pages + page_head<Fp8>(id, a.kv_heads, kv_head, blocks);
     }
 
     __device__ inline void fetch_keys(u32 slot, u32 tile) const {
-        bool real;
-        const u8* from = page(a.k, tile * kTilePages + warp, real);
-#pragma unroll
-        for (u32 i = 0; i < Blocks * kParts; i++) {
-            const bool here = real && i / kParts < blocks;
-            copy_async(stage(slot, i), here ? from + i * 512 : a.k, here);
-        }
+        u32 bytes;
+        const u8* from = page(a.k, tile * kTilePages + warp, bytes);
+        copy_chunks<Blocks * kParts>(stage(slot, 0), from, bytes, lane);
     }
 
     __device__ inline void fetch_values(u32 slot, u32 tile) const {
+        constexpr u32 kOwnBytes = kOwn * kPageBlockBytes<Fp8>;
 #pragma unroll
         for (u32 p = 0; p < kTilePages; p++) {
-            bool real;
-            const u8* from = page(a.v, tile * kTilePages + p, real) + warp * kOwn * kPageBlockBytes<Fp8>;
-#pragma unroll
-            for (u32 i = 0; i < kOwn * kParts; i++) {
-                const bool here = real && warp * kOwn + i / kParts < blocks;
-                copy_async(stage(slot, p * kOwn * kParts + i), here ? from + i * 512 : a.v, here);
-            }
+            u32 bytes;
+            const u8* from = page(a.v, tile * kTilePages + p, bytes);
+            const u32 skipped = min(bytes, warp * kOwnBytes);
+            copy_chunks<kOwn * kParts>(stage(slot, p * kOwn * kParts), from + skipped, bytes - skipped, lane);
         }
     }
 
@@ -94,7 +90,7 @@ struct Decode {
 };
 
 /// Operand A of a query: rows `lane / 4` and 8 further of sixteen pairs, [block][step].
-template <u32 Blocks>
+template <u32 Blocks, bool Fp8>
 __device__ inline void load_queries(const AttentionArgs& a, const Segment& segment, u32 kv_head, u32 first_pair,
                                     u32 lane, u32 (&q)[Blocks][2][4]) {
     const u32 group = a.heads / a.kv_heads;
@@ -107,7 +103,8 @@ __device__ inline void load_queries(const AttentionArgs& a, const Segment& segme
             const u32 dim = b * kPageBlock + lane % 4 * 8;
             uint4 x = make_uint4(0, 0, 0, 0);
             if (row < segment.rows && dim < a.head_dim) x = *reinterpret_cast<const uint4*>(from + dim);
-            q[b][0][half] = x.x, q[b][0][2 + half] = x.y, q[b][1][half] = x.z, q[b][1][2 + half] = x.w;
+            q[b][0][half] = query_pair<Fp8>(x.x), q[b][0][2 + half] = query_pair<Fp8>(x.y);
+            q[b][1][half] = query_pair<Fp8>(x.z), q[b][1][2 + half] = query_pair<Fp8>(x.w);
         }
     }
 }
@@ -134,9 +131,9 @@ __device__ inline void attend(const AttentionArgs& a) {
     const u32 first = max(unit * unit_tiles, units.first_tile), end = min(unit_end * unit_tiles, units.end_tile);
     const u32 blocks = (a.head_dim + kPageBlock - 1) / kPageBlock, items = 2 * (end - first);
     const Kernel kernel{a, segment, kv_head, blocks, warp, lane, shared};
-    const u32 ring = a.ring;
+    constexpr u32 kRing = Kernel::kRing;
     bool waited = false;
-    for (u32 item = 0; item < ring; item++) {
+    for (u32 item = 0; item < kRing; item++) {
         if (!waited && (first + item / 2 + 1) * kTileTokens > segment.start) {
             wait_for_previous();
             waited = true;
@@ -146,7 +143,7 @@ __device__ inline void attend(const AttentionArgs& a) {
     if (!waited) wait_for_previous();
 
     u32 q[Blocks][2][4];
-    load_queries<Blocks>(a, segment, kv_head, first_pair, lane, q);
+    load_queries<Blocks, Fp8>(a, segment, kv_head, first_pair, lane, q);
     Visible rows[2];
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
@@ -157,22 +154,17 @@ __device__ inline void attend(const AttentionArgs& a) {
     u32 slot = 0;
     for (u32 tile = first; tile < end; tile++) {
         const u32 item = 2 * (tile - first), buffer = tile % 2;
-        wait_copies(ring - 1);
+        wait_copies<kRing - 1>();
         float scores[2][4] = {};
 #pragma unroll
         for (u32 b = 0; b < Blocks; b++) {
             Fragment<Fp8> keys;
-            const u8* stage = kernel.stage(slot, b * Kernel::kParts);
-            if (b == 0) {
-                keys.load_first_keys(stage, 512);
-            } else {
-                keys.load(stage, 512);
-            }
+            keys.load(kernel.stage(slot, b * Kernel::kParts) + lane * 16);
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) mma(scores[i % 2], q[b][i / 2], keys.b[i][0], keys.b[i][1]);
+            for (u32 i = 0; i < 4; i++) mma<Fp8>(scores[i % 2], q[b][i / 2], keys.b[i][0], keys.b[i][1]);
         }
-        kernel.fetch(slot, item + ring, items, first);
-        slot = slot + 1 == ring ? 0 : slot + 1;
+        kernel.fetch(slot, item + kRing, items, first);
+        slot = slot + 1 == kRing ? 0 : slot + 1;
         hide(scores, tile * kTileTokens + warp * kPageTokens + lane % 4 * 4, rows);
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
@@ -192,7 +184,7 @@ __device__ inline void attend(const AttentionArgs& a) {
             base[half] = highest == minus_infinity() ? 0.0f : tile_max[half];
         }
         u32 p[kTilePages][4];
-        weights(scores, base, a.score_scale, p[0]);
+        weights<Fp8>(scores, base, a.score_scale, p[0]);
         page_weights[buffer][warp][lane] = make_uint4(p[0][0], p[0][1], p[0][2], p[0][3]);
         __syncthreads();
 #pragma unroll
@@ -200,21 +192,21 @@ __device__ inline void attend(const AttentionArgs& a) {
             const uint4 x = page_weights[buffer][i][lane];
             p[i][0] = x.x, p[i][1] = x.y, p[i][2] = x.z, p[i][3] = x.w;
         }
-        wait_copies(ring - 1);
+        wait_copies<kRing - 1>();
         float tile_sum[4] = {}, tile_acc[Kernel::kOwn][4][4] = {};
 #pragma unroll
         for (u32 i = 0; i < kTilePages; i++) {
-            mma(tile_sum, p[i], kOnes, kOnes);
+            mma<Fp8>(tile_sum, p[i], kOnes<Fp8>, kOnes<Fp8>);
 #pragma unroll
             for (u32 b = 0; b < Kernel::kOwn; b++) {
                 Fragment<Fp8> values;
-                values.load(kernel.stage(slot, (i * Kernel::kOwn + b) * Kernel::kParts), 512);
+                values.load(kernel.stage(slot, (i * Kernel::kOwn + b) * Kernel::kParts) + lane * 16);
 #pragma unroll
-                for (u32 n = 0; n < 4; n++) mma(tile_acc[b][n], p[i], values.b[n][0], values.b[n][1]);
+                for (u32 n = 0; n < 4; n++) mma<Fp8>(tile_acc[b][n], p[i], values.b[n][0], values.b[n][1]);
             }
         }
-        kernel.fetch(slot, item + 1 + ring, items, first);
-        slot = slot + 1 == ring ? 0 : slot + 1;
+        kernel.fetch(slot, item + 1 + kRing, items, first);
+        slot = slot + 1 == kRing ? 0 : slot + 1;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             float mine, later;
@@ -255,11 +247,12 @@ __device__ inline void attend(const AttentionArgs& a) {
     }
 }
 
-/// Four dims of a pair's state.
+/// Four dims of a pair's state; empty at first.
 struct Quarter {
     float max = minus_infinity(), sum = 0.0f;
     float4 acc = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
+    /// An empty state takes no part.
     __device__ inline void merge(const Quarter& later) {
         float mine, other;
         merge_factors(max, later.max, mine, other);
@@ -278,7 +271,7 @@ constexpr u32 kMergeThreads = kMaxHeadDim / 4;
 
 /// Merges the states of a pair's units and stores the attended row. A thread block is a head of a row.
 extern "C" __global__ void __launch_bounds__(kMergeThreads) attention_merge(const AttentionArgs a) {
-    constexpr u32 kAhead = 8;
+    constexpr u32 kAhead = kSplitTiles;
     const u32 head = blockIdx.x, row = blockIdx.y, few = blockIdx.z, dim = threadIdx.x * 4;
     allow_next();
     if (few >= a.step.counts->few) return wait_for_previous();
@@ -287,39 +280,45 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads) attention_merge(cons
     const Units units(a, segment);
     const u32 group = a.heads / a.kv_heads, blocks = (a.head_dim + kPageBlock - 1) / kPageBlock;
     const u64 at = state_at(a, few, head / group, 0, row * group + head % group);
-    const float2* sums = a.sums + at;
-    const float* states = a.states + at * blocks * kPageBlock + dim;
+    const u32 end = units.first + units.count, to = segment.first_row + row;
+    const auto load = [&](u32 step, Quarter(&states)[kAhead]) {
+#pragma unroll
+        for (u32 i = 0; i < kAhead; i++) {
+            const u32 unit = step + i;
+            states[i] = Quarter();
+            if (unit < units.first || unit >= end) continue;
+            const u64 state = at + u64(unit - units.first) * a.pairs;
+            states[i].acc = *reinterpret_cast<const float4*>(a.states + state * blocks * kPageBlock + dim);
+            const float2 sums = a.sums[state];
+            states[i].max = sums.x, states[i].sum = sums.y;
+        }
+    };
     wait_for_previous();
 
-    Quarter total, split;
-    for (u32 slot = 0; slot < units.count; slot += kAhead) {
-        Quarter next[kAhead];
+    // A step is a split's tiles, or as many splits; what lies outside the context is empty.
+    u32 step = units.first / kSplitTiles * kSplitTiles;
+    Quarter total, next[kAhead];
+    load(step, next);
+    uint2 gates = make_uint2(0, 0);
+    if (a.gated) gates = *reinterpret_cast<const uint2*>(gates_at(a, to, head, dim));
+    do {
+        Quarter states[kAhead];
 #pragma unroll
-        for (u32 i = 0; i < kAhead; i++) {
-            if (slot + i >= units.count) break;
-            const u64 pair = u64(slot + i) * a.pairs;
-            next[i].acc = *reinterpret_cast<const float4*>(states + pair * blocks * kPageBlock);
-            const float2 x = sums[pair];
-            next[i].max = x.x, next[i].sum = x.y;
-        }
+        for (u32 i = 0; i < kAhead; i++) states[i] = next[i];
+        step += kAhead;
+        if (step < end) load(step, next);
+        if (units.splits) {
 #pragma unroll
-        for (u32 i = 0; i < kAhead; i++) {
-            if (slot + i >= units.count) break;
-            if (units.splits) {
-                total.merge(next[i]);
-                continue;
-            }
-            split.merge(next[i]);
-            if ((units.first + slot + i + 1) % kSplitTiles == 0 || slot + i + 1 == units.count) {
-                total.merge(split);
-                split = Quarter();
-            }
+            for (u32 i = 0; i < kAhead; i++) total.merge(states[i]);
+        } else {
+#pragma unroll
+            for (u32 i = 1; i < kAhead; i++) states[0].merge(states[i]);
+            total.merge(states[0]);
         }
-    }
+    } while (step < end);
     const float factor = a.v_scale / total.sum;
-    const u32 to = segment.first_row + row;
-    store_attended(a, to, head, dim, attended(total.acc.x, total.acc.y, factor));
-    store_attended(a, to, head, dim + 2, attended(total.acc.z, total.acc.w, factor));
+    store_attended(a, to, head, dim, attended(total.acc.x, total.acc.y, factor), gates.x);
+    store_attended(a, to, head, dim + 2, attended(total.acc.z, total.acc.w, factor), gates.y);
 }
 
 // The blocks that a kernel is made for; heads with fewer run with blocks of zeros.

@@ -1,5 +1,6 @@
 // Attention of segments with many rows. A thread block takes 64 pairs of a tile of rows under one KV head after the
-// other, the heaviest first; a warp has sixteen of them. Keys and values go through a ring in shared memory.
+// other, those with the longest context first; a warp has sixteen pairs. Keys and values go through a ring in shared
+// memory.
 #include "attention.cuh"
 
 namespace {
@@ -91,7 +92,9 @@ __device__ inline void store(const AttentionArgs& a, const State<Blocks>& state,
 #pragma unroll
         for (u32 dim = my_dim; dim < Blocks * kPageBlock; dim += kBlock) {
             const u32 x = *reinterpret_cast<const u32*>(unit(i, dim / 8) + dim % 8 * 2);
-            if (dim < a.head_dim) store_attended(a, row + pair / group, head, dim, x);
+            if (dim >= a.head_dim) break;
+            const u32 gates = a.gated ? *gates_at(a, row + pair / group, head, dim) : 0;
+            store_attended(a, row + pair / group, head, dim, x, gates);
         }
     }
 }
@@ -102,28 +105,24 @@ struct Prefill {
     static constexpr u32 kHeadBytes = Blocks * kPageBlockBytes<Fp8>;
     static constexpr u32 kSlotBytes = kTilePages * kHeadBytes;
     static constexpr u32 kQueryBytes = kWarps * Blocks * 2 * 512;
-    /// Slots of the ring: 64 KiB of shared memory where heads are wide, never more than eight.
-    static constexpr u32 kRing = 65536 / kSlotBytes < 8 ? 65536 / kSlotBytes : 8;
+    static constexpr u32 kRing = ring_slots(kSlotBytes);
 
     const AttentionArgs& a;
     u8* queries;  // operand A: [warp][block][step][lane] of 16 bytes
     u8* stages;   // [slot][page][block]
     u32 blocks, thread;
 
-    /// Item 2t is the keys of tile first + t, item 2t + 1 its values; pages from `end` tokens on are zeros.
+    /// Item 2t is the keys of tile first + t, item 2t + 1 its values; pages from `end` tokens on are zeros. A warp
+    /// copies a page.
     __device__ inline void fetch(u32 item, u32 items, u32 first, const Segment& segment, u32 kv_head, u32 end) const {
+        static_assert(kWarps == kTilePages, "a warp a page");
         if (item < items) {
-            const u8* pages = item % 2 == 0 ? a.k : a.v;
-            u8* to = stages + item % kRing * kSlotBytes;
-            constexpr u32 kHeadChunks = kHeadBytes / 16, kThreads = kWarps * kWarp;
-#pragma unroll
-            for (u32 i = 0; i < kSlotBytes / 16 / kThreads; i++) {
-                const u32 chunk = i * kThreads + thread, at = chunk % kHeadChunks * 16;
-                const u32 index = (first + item / 2) * kTilePages + chunk / kHeadChunks;
-                const bool real = index * kPageTokens < end && at < blocks * kPageBlockBytes<Fp8>;
-                const u32 id = real ? a.step.tables[segment.pages + index] : 0;
-                copy_async(to + chunk * 16, real ? pages + page_head<Fp8>(id, a.kv_heads, kv_head, blocks) + at : pages, real);
-            }
+            const u32 warp = thread / kWarp, index = (first + item / 2) * kTilePages + warp;
+            const bool real = index * kPageTokens < end;
+            const u32 id = real ? a.step.tables[segment.pages + index] : 0;
+            const u8* from = (item % 2 == 0 ? a.k : a.v) + page_head<Fp8>(id, a.kv_heads, kv_head, blocks);
+            u8* to = stages + item % kRing * kSlotBytes + warp * kHeadBytes;
+            copy_chunks<kHeadBytes / 512>(to, from, real ? blocks * kPageBlockBytes<Fp8> : 0, thread % kWarp);
         }
         commit_copies();
     }
@@ -141,7 +140,8 @@ struct Prefill {
             }
             const u32 half = e / 8 % 2;
             u32* to = reinterpret_cast<u32*>(queries + (e / 16 * Blocks + b) * 1024 + (e % 8 * 4 + quad) * 16);
-            to[half] = x.x, to[2 + half] = x.y, to[128 + half] = x.z, to[130 + half] = x.w;
+            to[half] = query_pair<Fp8>(x.x), to[2 + half] = query_pair<Fp8>(x.y);
+            to[128 + half] = query_pair<Fp8>(x.z), to[130 + half] = query_pair<Fp8>(x.w);
         }
     }
 };
@@ -161,7 +161,10 @@ __device__ inline void attend(const AttentionArgs& a) {
 
     // A tile of rows has `group` parts of 64 pairs under each KV head.
     const u32 tiles = a.step.counts->tiles, work = tiles * a.heads;
-    for (u32 item_of_work = blockIdx.x; item_of_work < work; item_of_work += gridDim.x) {
+    for (u32 round = 0; round * gridDim.x < work; round++) {
+        // There and back, so that all thread blocks get as much.
+        const u32 item_of_work = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        if (item_of_work >= work) continue;
         const Tile row_tile = a.step.tiles[tiles - 1 - item_of_work / a.heads];
         const u32 kv_head = item_of_work % a.heads / group, first_pair = item_of_work % group * kPairs;
         const Segment& segment = a.step.segments[row_tile.segment];
@@ -187,7 +190,7 @@ __device__ inline void attend(const AttentionArgs& a) {
         bool earlier = false;
         for (u32 tile = first; tile < end; tile++) {
             const u32 item = 2 * (tile - first);
-            wait_copies(kRing - 2);
+            wait_copies<kRing - 2>();
             __syncthreads();
             kernel.fetch(item + kRing - 1, items, first, segment, kv_head, last + 1);
             const u8* stage = kernel.stages + item % kRing * Kernel::kSlotBytes + lane * 16;
@@ -204,13 +207,9 @@ __device__ inline void attend(const AttentionArgs& a) {
                 for (u32 page = 0; page < kTilePages; page++) {
                     Fragment<Fp8> keys;
                     const u8* from = stage + page * Kernel::kHeadBytes + b * kPageBlockBytes<Fp8>;
-                    if (b == 0) {
-                        keys.load_first_keys(from, 512);
-                    } else {
-                        keys.load(from, 512);
-                    }
+                    keys.load(from);
 #pragma unroll
-                    for (u32 i = 0; i < 4; i++) mma(scores[page][i % 2], q[i / 2], keys.b[i][0], keys.b[i][1]);
+                    for (u32 i = 0; i < 4; i++) mma<Fp8>(scores[page][i % 2], q[i / 2], keys.b[i][0], keys.b[i][1]);
                 }
             }
             float tile_max[2], base[2];
@@ -238,8 +237,8 @@ __device__ inline void attend(const AttentionArgs& a) {
             float tile_sum[4] = {};
 #pragma unroll
             for (u32 page = 0; page < kTilePages; page++) {
-                weights(scores[page], base, a.score_scale, p[page]);
-                mma(tile_sum, p[page], kOnes, kOnes);
+                weights<Fp8>(scores[page], base, a.score_scale, p[page]);
+                mma<Fp8>(tile_sum, p[page], kOnes<Fp8>, kOnes<Fp8>);
             }
             float mine[2], later[2];
 #pragma unroll
@@ -248,7 +247,7 @@ __device__ inline void attend(const AttentionArgs& a) {
                 state.sum[half] = merged(state.sum[half], mine[half], tile_sum[2 * half], later[half]);
             }
 
-            wait_copies(kRing - 2);
+            wait_copies<kRing - 2>();
             __syncthreads();
             kernel.fetch(item + kRing, items, first, segment, kv_head, last + 1);
             stage = kernel.stages + (item + 1) % kRing * Kernel::kSlotBytes + lane * 16;
@@ -258,9 +257,9 @@ __device__ inline void attend(const AttentionArgs& a) {
 #pragma unroll
                 for (u32 page = 0; page < kTilePages; page++) {
                     Fragment<Fp8> values;
-                    values.load(stage + page * Kernel::kHeadBytes + b * kPageBlockBytes<Fp8>, 512);
+                    values.load(stage + page * Kernel::kHeadBytes + b * kPageBlockBytes<Fp8>);
 #pragma unroll
-                    for (u32 n = 0; n < 4; n++) mma(tile_acc[n], p[page], values.b[n][0], values.b[n][1]);
+                    for (u32 n = 0; n < 4; n++) mma<Fp8>(tile_acc[n], p[page], values.b[n][0], values.b[n][1]);
                 }
 #pragma unroll
                 for (u32 i = 0; i < 16; i++) {

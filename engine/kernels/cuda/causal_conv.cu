@@ -18,10 +18,10 @@ template <int Taps, int Channels>
 __device__ void convolve_rows(const GatedDelta& p) {
     allow_next();
     wait_for_previous();
-    if (blockIdx.y >= p.step.counts->tiles) return;
-    const Tile tile = p.step.tiles[blockIdx.y];
+    Tile tile;
+    if (!nth_tile(p, blockIdx.y, tile)) return;
     const Segment s = p.step.segments[tile.segment];
-    const u32 channels = channels_of(p), channel = (blockIdx.x * kThreads + threadIdx.x) * Channels;
+    const u32 channels = p.channels, channel = (blockIdx.x * kThreads + threadIdx.x) * Channels;
     const u32 first = tile.row + blockIdx.z * kRows, end = min(s.rows, tile.row + kTileRows);
     if (channel >= channels || first >= end) return;
     const u16* projected = p.projected + u64(s.first_row) * p.stride + channel;
@@ -29,7 +29,7 @@ __device__ void convolve_rows(const GatedDelta& p) {
     auto input = [&](int row) {
         if (int(s.start) + row < 0) return Inputs<Channels>{};
         return *reinterpret_cast<const Inputs<Channels>*>(row >= 0 ? projected + u64(row) * p.stride
-                                              : ring + u64((s.start + row) % p.ring_rows) * channels);
+                                              : ring + u64((s.start + row) & (p.ring_rows - 1)) * channels);
     };
     // The last `taps` entries of the window are a row's inputs.
     const int absent = Taps - int(p.taps);
@@ -57,13 +57,13 @@ __device__ void convolve_rows(const GatedDelta& p) {
                 low = fmaf(weight[j][2 * c], low_bf16(window[j].pairs[c]), low);
                 high = fmaf(weight[j][2 * c + 1], high_bf16(window[j].pairs[c]), high);
             }
-            y.pairs[c] = to_bf16x2(silu(low), silu(high));
+            y.pairs[c] = to_bf16x2(fast_silu(low), fast_silu(high));
         }
         *reinterpret_cast<Inputs<Channels>*>(p.convolved + u64(s.first_row + row) * channels + channel) = y;
     }
     if (first > 0) return;
     for (u32 row = s.rows - min(s.rows, p.ring_rows); row < s.rows; row++) {
-        *reinterpret_cast<Inputs<Channels>*>(ring + u64((s.start + row) % p.ring_rows) * channels) = input(int(row));
+        *reinterpret_cast<Inputs<Channels>*>(ring + u64((s.start + row) & (p.ring_rows - 1)) * channels) = input(int(row));
     }
 }
 
@@ -71,7 +71,7 @@ __device__ void convolve_rows(const GatedDelta& p) {
 
 /// Grid: (channels / 1024, tiles, 4); at most 4 taps, channels and the stride of the projections multiples of 8.
 extern "C" __global__ void __launch_bounds__(kThreads) causal_conv_tiles(const __grid_constant__ GatedDelta p) {
-    convolve_rows<kFewTaps, 8>(p);
+    convolve_rows<kTaps, 8>(p);
 }
 
 /// Grid: (channels / 256, tiles, 4); even channels and stride.

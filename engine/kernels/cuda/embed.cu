@@ -10,27 +10,10 @@ struct EmbedArgs {
     u32 width;
 };
 
-/// A thread block a row.
-extern "C" __global__ void embed(EmbedArgs a) {
-    allow_next();
-    wait_for_previous();
-    const u32 row = blockIdx.x;
-    if (row >= a.step.counts->rows) return;
-    const u16* from = a.table + u64(a.step.tokens[row]) * a.width;
-    u16* to = a.out + u64(row) * a.width;
-    if (a.width % 8 == 0) {
-        for (u32 at = threadIdx.x; at < a.width / 8; at += blockDim.x) {
-            reinterpret_cast<uint4*>(to)[at] = reinterpret_cast<const uint4*>(from)[at];
-        }
-    } else {
-        for (u32 at = threadIdx.x; at < a.width; at += blockDim.x) to[at] = from[at];
-    }
-}
-
-/// As `embed`, from a packed bf16 weight (linear.cuh): units of 16 rows, blocks of 64 columns, [step 4][lane 32][16
+/// A thread block a row. The table's packing (linear.cuh): units of 16 rows, blocks of 64 columns, [step 4][lane 32][16
 /// bytes]. Lane 4g + t has columns 16t.. of two rows, at step i columns 4i.. of them: of each, halves e = 0, 1 of two
 /// columns. A thread takes one row's four columns of a lane and step.
-extern "C" __global__ void embed_packed(EmbedArgs a) {
+extern "C" __global__ void embed(EmbedArgs a) {
     allow_next();
     wait_for_previous();
     const u32 row = blockIdx.x;

@@ -18,9 +18,9 @@
 constexpr u32 kBlockRows = 64;
 /// Terms of a chain over d.
 constexpr u32 kChain = 16;
-/// The most taps, and the most that the kernels for heads of 128 take.
+/// The most taps, and those of the kernels for heads of 128.
 constexpr int kMaxTaps = 8;
-constexpr int kFewTaps = 4;
+constexpr int kTaps = 4;
 /// The widest head, and the pairs of its elements that a lane holds.
 constexpr u32 kMaxDim = 256;
 constexpr u32 kMaxPairs = kMaxDim / 64;
@@ -56,14 +56,26 @@ struct GatedDelta {
     u32 v_heads;
     u32 k_dim;
     u32 v_dim;
+    u32 channels;              // of the convolution: q, k and v
     u32 taps;
-    u32 ring_rows;
+    u32 ring_rows;             // a power of two, at least taps - 1 + kFewRows
     u32 groups;                // of the packed output
     float norm_eps;
+    u32 heads;                 // that a thread block of gated_delta_few takes: all of one key head
     u32 observed;
+    u32 all_rows;              // kernels of tiles compute segments of few rows too
+    u32 convolved_given;       // gated_delta_any: the input is `convolved`
+    u32 norm_wanted;           // gated_delta_any: the gated norm follows
 };
 
-__device__ inline u32 channels_of(const GatedDelta& p) { return 2 * p.k_heads * p.k_dim + p.v_heads * p.v_dim; }
+// ---- Elementary functions ----
+//
+// The hardware's own exponential, reciprocal and root: a few units of the last place, long below what bf16 keeps of the
+// result; in e^(G_t-G_j) the error grows with the exponent, as the factor itself vanishes.
+
+__device__ inline float fast_exp(float x) { return __expf(x); }
+__device__ inline float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ inline float fast_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 // ---- Rows, blocks and pages ----
 
@@ -105,19 +117,33 @@ __device__ inline float* decays_of(const GatedDelta& p, u32 page, u32 head) {
     return p.open_g + (u64(page) * p.v_heads + head) * kBlockRows;
 }
 
-/// The `n`-th of the segments that have tiles; false if there are fewer. Called by whole warps.
-__device__ inline bool tiled_segment(const Step& step, u32 n, Segment& segment) {
-    const u32 tiles = step.counts->tiles;
+/// Tile `n` of the step; false if there are fewer. With `all_rows` each segment of few rows is a tile, ahead of others.
+__device__ inline bool nth_tile(const GatedDelta& p, u32 n, Tile& tile) {
+    const u32 few = p.all_rows ? p.step.counts->few : 0;
+    if (n < few) tile = {p.step.few[n], 0};
+    else if (n - few < p.step.counts->tiles) tile = p.step.tiles[n - few];
+    else return false;
+    return true;
+}
+
+/// The `n`-th of the segments that have tiles, likewise. Called by whole warps.
+__device__ inline bool nth_tiled_segment(const GatedDelta& p, u32 n, Segment& segment) {
+    const u32 few = p.all_rows ? p.step.counts->few : 0, tiles = p.step.counts->tiles;
+    if (n < few) {
+        segment = p.step.segments[p.step.few[n]];
+        return true;
+    }
+    n -= few;
     for (u32 base = 0; base < tiles; base += kWarp) {
         const u32 at = base + threadIdx.x % kWarp;
-        u32 firsts = __ballot_sync(0xFFFFFFFFu, at < tiles && step.tiles[at].row == 0);
+        u32 firsts = __ballot_sync(0xFFFFFFFFu, at < tiles && p.step.tiles[at].row == 0);
         const u32 count = __popc(firsts);
         if (n >= count) {
             n -= count;
             continue;
         }
         for (; n > 0; n--) firsts &= firsts - 1;
-        segment = step.segments[step.tiles[base + __ffs(firsts) - 1].segment];
+        segment = p.step.segments[p.step.tiles[base + __ffs(firsts) - 1].segment];
         return true;
     }
     return false;
@@ -125,16 +151,19 @@ __device__ inline bool tiled_segment(const Step& step, u32 n, Segment& segment) 
 
 // ---- Convolution ----
 
-/// Inputs of channels `channel` and `channel + 1` (`channel` even) at a position up to the segment's end.
-__device__ inline u32 conv_input(const GatedDelta& p, const Segment& s, int position, u32 channel) {
-    if (position < 0) return 0;
-    const u16* from = position >= int(s.start)
-        ? p.projected + u64(s.first_row + position - s.start) * p.stride
-        : p.ring + (u64(s.ring) * p.ring_rows + position % p.ring_rows) * channels_of(p);
+/// Where the ring keeps a row of the segment; rows before the segment count from -1 down.
+__device__ inline u16* ring_row(const GatedDelta& p, const Segment& s, int row) {
+    return p.ring + (u64(s.ring) * p.ring_rows + ((s.start + row) & (p.ring_rows - 1))) * p.channels;
+}
+
+/// Inputs of channels `channel` and `channel + 1` (`channel` even) of a row, possibly before the segment.
+__device__ inline u32 conv_input(const GatedDelta& p, const Segment& s, int row, u32 channel) {
+    if (int(s.start) + row < 0) return 0;
+    const u16* from = row >= 0 ? p.projected + u64(s.first_row + row) * p.stride : ring_row(p, s, row);
     return *reinterpret_cast<const u32*>(from + channel);
 }
 
-/// Inputs of a row's taps, of which there are at most `Taps`.
+/// Inputs of a row's taps. `Taps`: kTaps, for exactly as many, or kMaxTaps, for any number.
 template <int Taps>
 struct ConvWindow {
     u32 x[Taps];
@@ -142,10 +171,11 @@ struct ConvWindow {
 
 template <int Taps>
 __device__ inline ConvWindow<Taps> load_window(const GatedDelta& p, const Segment& s, u32 row, u32 channel) {
+    const int taps = Taps == kTaps ? kTaps : int(p.taps);
     ConvWindow<Taps> window;
 #pragma unroll
     for (int j = 0; j < Taps; j++) {
-        window.x[j] = j < int(p.taps) ? conv_input(p, s, int(s.start + row) + 1 - int(p.taps) + j, channel) : 0;
+        window.x[j] = j < taps ? conv_input(p, s, int(row) + 1 - taps + j, channel) : 0;
     }
     return window;
 }
@@ -153,27 +183,34 @@ __device__ inline ConvWindow<Taps> load_window(const GatedDelta& p, const Segmen
 /// The chain of a channel pair over its taps, ascending from 0; then SiLU, rounded to bf16.
 template <int Taps>
 __device__ inline float2 convolve(const GatedDelta& p, const ConvWindow<Taps>& window, u32 channel) {
-    const float* weight = p.conv_weight + u64(channel) * p.taps;
+    float low[Taps], high[Taps];
+    if constexpr (Taps == kTaps) {
+        const float4* weight = reinterpret_cast<const float4*>(p.conv_weight) + channel;
+        const float4 first = __ldg(weight), second = __ldg(weight + 1);
+        low[0] = first.x, low[1] = first.y, low[2] = first.z, low[3] = first.w;
+        high[0] = second.x, high[1] = second.y, high[2] = second.z, high[3] = second.w;
+    } else {
+        const float* weight = p.conv_weight + u64(channel) * p.taps;
+#pragma unroll
+        for (int j = 0; j < Taps; j++) {
+            low[j] = j < int(p.taps) ? __ldg(weight + j) : 0.0f;
+            high[j] = j < int(p.taps) ? __ldg(weight + p.taps + j) : 0.0f;
+        }
+    }
     float2 sum = {0.0f, 0.0f};
 #pragma unroll
     for (int j = 0; j < Taps; j++) {
-        if (j >= int(p.taps)) break;
-        sum.x = fmaf(__ldg(weight + j), low_bf16(window.x[j]), sum.x);
-        sum.y = fmaf(__ldg(weight + p.taps + j), high_bf16(window.x[j]), sum.y);
+        if (Taps != kTaps && j >= int(p.taps)) break;
+        sum.x = fmaf(low[j], low_bf16(window.x[j]), sum.x);
+        sum.y = fmaf(high[j], high_bf16(window.x[j]), sum.y);
     }
-    return {round_bf16(silu(sum.x)), round_bf16(silu(sum.y))};
-}
-
-/// Keeps a channel pair of the segment's row `row` in the ring.
-__device__ inline void store_ring(const GatedDelta& p, const Segment& s, u32 row, u32 channel) {
-    const u64 slot = u64(s.ring) * p.ring_rows + (s.start + row) % p.ring_rows;
-    *reinterpret_cast<u32*>(p.ring + slot * channels_of(p) + channel) = conv_input(p, s, int(s.start + row), channel);
+    return {round_bf16(fast_silu(sum.x)), round_bf16(fast_silu(sum.y))};
 }
 
 /// Shows a channel pair of a step's row, and what the rule made of a value head's.
 __device__ inline void show_convolved(const GatedDelta& p, u32 row, u32 channel, float2 x) {
     if (!p.observed) return;
-    *reinterpret_cast<u32*>(p.convolved + u64(row) * channels_of(p) + channel) = to_bf16x2(x.x, x.y);
+    *reinterpret_cast<u32*>(p.convolved + u64(row) * p.channels + channel) = to_bf16x2(x.x, x.y);
 }
 __device__ inline void show_mixed(const GatedDelta& p, u32 row, u32 head, u32 column, float o) {
     if (p.observed) p.mixed[(u64(row) * p.v_heads + head) * p.v_dim + column] = to_bf16(o);
@@ -190,22 +227,31 @@ __device__ inline float sum_squares(const float2 (&x)[Pairs]) {
     return warp_sum(sum);
 }
 
-__device__ inline float inverse_l2(float squares) { return 1.0f / sqrtf(squares + kL2Epsilon); }
+__device__ inline float inverse_l2(float squares) { return rsqrtf(squares + kL2Epsilon); }
 /// q_hat = (q * inverse) * k_dim^-1/2; k_hat without the last factor.
 __device__ inline float query_scale(u32 k_dim) { return 1.0f / sqrtf(float(k_dim)); }
 
 /// The gated norm of a row of a head, stored to the packed output. `x` is rounded to bf16; pairs as in `sum_squares`.
-template <int Pairs>
+/// `Dim`: the width of the head, or 0 for any.
+template <u32 Dim, int Pairs>
 __device__ inline void gated_norm_row(const GatedDelta& p, u32 row, u32 head, const float2 (&x)[Pairs],
                                       const u32 (&gate)[Pairs]) {
-    const float inverse = 1.0f / sqrtf(sum_squares(x) / float(p.v_dim) + p.norm_eps);
+    const u32 dim = Dim ? Dim : p.v_dim, lane = threadIdx.x % kWarp;
+    const float inverse = rsqrtf(sum_squares(x) * (1.0f / float(dim)) + p.norm_eps);
 #pragma unroll
     for (int i = 0; i < Pairs; i++) {
-        const u32 at = 2 * (threadIdx.x % kWarp + kWarp * i);
-        if (at >= p.v_dim) break;
-        const float first = x[i].x * inverse * __ldg(p.norm_weight + at) * silu(low_bf16(gate[i]));
-        const float second = x[i].y * inverse * __ldg(p.norm_weight + at + 1) * silu(high_bf16(gate[i]));
-        store_packed(p.gated, row, head * p.v_dim + at, p.groups, first, second);
+        const u32 at = 2 * (lane + kWarp * i);
+        if (Dim == 0 && at >= dim) break;
+        const float2 weight = __ldg(reinterpret_cast<const float2*>(p.norm_weight + at));
+        const float first = x[i].x * inverse * weight.x * fast_silu(low_bf16(gate[i]));
+        const float second = x[i].y * inverse * weight.y * fast_silu(high_bf16(gate[i]));
+        if constexpr (Dim % kBlock == 0 && Dim > 0) {
+            // As `store_packed`, for a lane's pair of a whole block.
+            const u64 core = (u64(head * (Dim / kBlock) + i) * p.groups + row / kGroup) * 8 + lane / 2 % 4 * 2 + lane % 2;
+            reinterpret_cast<u32*>(p.gated)[(core * 8 + row % kGroup) * 4 + lane / 8] = to_bf16x2(first, second);
+        } else {
+            store_packed(p.gated, row, head * dim + at, p.groups, first, second);
+        }
     }
 }
 
@@ -230,7 +276,7 @@ __device__ inline float decay_step(const GatedDelta& p, u32 row, u32 head) {
     return -expf(__ldg(p.a_log + head)) * softplus(a + __ldg(p.dt_bias + head));
 }
 __device__ inline float beta_of(const GatedDelta& p, u32 row, u32 head) {
-    return sigmoid(from_bf16(p.projected[u64(row) * p.stride + p.b_offset + head]));
+    return fast_sigmoid(from_bf16(p.projected[u64(row) * p.stride + p.b_offset + head]));
 }
 
 // ---- Chains ----
@@ -256,6 +302,11 @@ __device__ inline void prefetch(const void* at) { asm volatile("prefetch.global.
 __device__ inline void copy_async(float* to, const float* from) {
     const u32 at = u32(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+}
+/// 4 bytes likewise.
+__device__ inline void copy_word_async(float* to, const float* from) {
+    const u32 at = u32(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// All but the last `Pending` groups have landed (for this thread).

@@ -28,14 +28,22 @@ struct Rows {
     u32 anchor;
 };
 
-/// Convolves a row of a head that begins at `channel`; lane l has the pairs l, l + 32, ...
+/// A row of a head that begins at `channel`, convolved; lane l has the pairs l, l + 32, ...
 __device__ void convolve_head(const GatedDelta& p, const Segment& s, u32 row, u32 channel, u32 dim,
                               float2 (&x)[kMaxPairs]) {
 #pragma unroll
     for (u32 i = 0; i < kMaxPairs; i++) {
         const u32 c = 2 * (threadIdx.x % kWarp + kWarp * i);
-        x[i] = c < dim ? convolve(p, load_window<kMaxTaps>(p, s, row, channel + c), channel + c) : float2{};
-        if (c < dim) show_convolved(p, s.first_row + row, channel + c, x[i]);
+        x[i] = float2{};
+        if (c >= dim) continue;
+        if (p.convolved_given) {
+            const u64 at = u64(s.first_row + row) * p.channels + channel + c;
+            const u32 pair = *reinterpret_cast<const u32*>(p.convolved + at);
+            x[i] = {low_bf16(pair), high_bf16(pair)};
+        } else {
+            x[i] = convolve(p, load_window<kMaxTaps>(p, s, row, channel + c), channel + c);
+            show_convolved(p, s.first_row + row, channel + c, x[i]);
+        }
     }
 }
 
@@ -132,7 +140,7 @@ __device__ void column_of_rows(const GatedDelta& p, const Rows& rows, u32 first_
     for (u32 r = 0; r < kRows; r++) {
         if (r >= rows.count) break;
         const u32 t = rows.t + r;
-        const float decay = expf(m.g[t]);
+        const float decay = fast_exp(m.g[t]);
         float o = decay * total[r][0], expected = decay * total[r][1];
         for (u32 j = 0; j < t; j++) {
             const float u = updates[j * p.v_dim];
@@ -177,12 +185,12 @@ __device__ void value_head(const GatedDelta& p, const Segment& s, const Rows& ro
     __syncthreads();
     for (u32 task = threadIdx.x; task < rows.count * 2 * kBlockRows; task += kThreads) {
         const u32 j = task % kBlockRows, part = task / kBlockRows % 2, r = task / kBlockRows / 2, t = rows.t + r;
-        if (j <= t) m.coefficients[r][part][j] = expf(m.g[t] - m.g[j]) * m.dots[r][part][j];
+        if (j <= t) m.coefficients[r][part][j] = fast_exp(m.g[t] - m.g[j]) * m.dots[r][part][j];
     }
     __syncthreads();
     if (threadIdx.x < p.v_dim) column_of_rows(p, rows, s.first_row + rows.first, head, m);
     __syncthreads();
-    if (warp < rows.count) {
+    if (p.norm_wanted && warp < rows.count) {
         const u32 row = s.first_row + rows.first + warp;
         u32 gate[kMaxPairs];
         load_gate(p, row, head, gate);
@@ -192,21 +200,22 @@ __device__ void value_head(const GatedDelta& p, const Segment& s, const Rows& ro
             const u32 c = 2 * (threadIdx.x % kWarp + kWarp * i);
             x[i] = c < p.v_dim ? *reinterpret_cast<float2*>(&m.v[warp][c]) : float2{};
         }
-        gated_norm_row(p, row, head, x, gate);
+        gated_norm_row<0>(p, row, head, x, gate);
     }
     if (rows.t + rows.count < kBlockRows) return;
     const float last = m.g[kBlockRows - 1];
     float* factor = m.coefficients[0][0];
-    if (threadIdx.x < kBlockRows) factor[threadIdx.x] = expf(last - m.g[threadIdx.x]);
+    if (threadIdx.x < kBlockRows) factor[threadIdx.x] = fast_exp(last - m.g[threadIdx.x]);
     __syncthreads();
-    if (threadIdx.x < p.v_dim) fold_column(p, rows, key_head, head, next, expf(last), factor);
+    if (threadIdx.x < p.v_dim) fold_column(p, rows, key_head, head, next, fast_exp(last), factor);
 }
 
 /// Keeps the segment's last inputs of a head's channels.
 __device__ void store_rings(const GatedDelta& p, const Segment& s, u32 channel, u32 dim) {
     const u32 rows = min(s.rows, p.ring_rows), pairs = dim / 2;
     for (u32 i = threadIdx.x; i < rows * pairs; i += kThreads) {
-        store_ring(p, s, s.rows - rows + i / pairs, channel + i % pairs * 2);
+        const u32 row = s.rows - rows + i / pairs, c = channel + i % pairs * 2;
+        *reinterpret_cast<u32*>(ring_row(p, s, row) + c) = conv_input(p, s, row, c);
     }
 }
 
@@ -229,6 +238,7 @@ __device__ void segment_of_key_head(const GatedDelta& p, const Segment& s, u32 k
             }
         }
     }
+    if (p.convolved_given) return;
     const u32 values = 2 * p.k_heads * p.k_dim;
     store_rings(p, s, key_head * p.k_dim, p.k_dim);
     store_rings(p, s, (p.k_heads + key_head) * p.k_dim, p.k_dim);
@@ -253,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gated_delta_any_tiles(
     allow_next();
     wait_for_previous();
     Segment s;
-    for (u32 n = blockIdx.y; tiled_segment(p.step, n, s); n += gridDim.y) {
+    for (u32 n = blockIdx.y; nth_tiled_segment(p, n, s); n += gridDim.y) {
         segment_of_key_head(p, s, blockIdx.x, *reinterpret_cast<Shared*>(memory));
         __syncthreads();
     }

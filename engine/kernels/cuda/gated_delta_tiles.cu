@@ -61,7 +61,7 @@ __device__ void normalise(const GatedDelta& p, const Segment& s, const Piece& pi
         float2 x[kPairs] = {};
         if (t >= piece.t && t < piece.t + piece.rows) {
             const u32 row = s.first_row + piece.first + t - piece.t;
-            const u16* from = p.convolved + u64(row) * channels_of(p) + (part * p.k_heads + head) * kDim;
+            const u16* from = p.convolved + u64(row) * p.channels + (part * p.k_heads + head) * kDim;
 #pragma unroll
             for (u32 i = 0; i < kPairs; i++) {
                 const u32 pair = *reinterpret_cast<const u32*>(from + 2 * (lane + kWarp * i));
@@ -185,7 +185,7 @@ __device__ Fetched fetch(const GatedDelta& p, const Place& at, const Piece& piec
     for (u32 i = 0; i < kDim / 8; i++) {
         const u32 at_row = threadIdx.x / 16 + 8 * i, d = threadIdx.x % 16 * 8;
         const u32 t = at_row % kBlockRows, part = at_row / kBlockRows;
-        const u16* from = p.convolved + u64(first + t) * channels_of(p) + (part * p.k_heads + at.key_head) * kDim + d;
+        const u16* from = p.convolved + u64(first + t) * p.channels + (part * p.k_heads + at.key_head) * kDim + d;
         f.x[i] = real(t) ? *reinterpret_cast<const uint4*>(from) : uint4{};
     }
     const u32 t = threadIdx.x % kBlockRows, part = threadIdx.x / kBlockRows;
@@ -242,7 +242,7 @@ __device__ void read_state(const Piece& piece, Shared& m) {
         const u32 t = (r + 16 * i) % kBlockRows;
         if (t < piece.t) continue;
         const float4 sum = {sums.at[i][0], sums.at[i][1], sums.at[i][2], sums.at[i][3]};
-        store4(r + 16 * i < kBlockRows ? &m.o[t][c] : &m.u[t][c], scale4(expf(m.g[t]), sum));
+        store4(r + 16 * i < kBlockRows ? &m.o[t][c] : &m.u[t][c], scale4(fast_exp(m.g[t]), sum));
     }
 }
 
@@ -272,7 +272,7 @@ __device__ void coefficients(const Piece& piece, const Dots& dots, const Shared&
         const u32 t = threadIdx.x / 16 + 8 * i, j = threadIdx.x % 16 * 4;
         if (t < piece.t || t >= piece.t + piece.rows || j > t) continue;
         const float4 g = load4(&m.g[j]);
-        const float4 factor = {expf(m.g[t] - g.x), expf(m.g[t] - g.y), expf(m.g[t] - g.z), expf(m.g[t] - g.w)};
+        const float4 factor = {fast_exp(m.g[t] - g.x), fast_exp(m.g[t] - g.y), fast_exp(m.g[t] - g.z), fast_exp(m.g[t] - g.w)};
         const u32 to = coefficient_at(j, t / 4) + t % 4;
         c[0][j][to] = factor.x * dots.q[i].x, c[1][j][to] = factor.x * dots.k[i].x;
         c[0][j + 1][to] = factor.y * dots.q[i].y, c[1][j + 1][to] = factor.y * dots.k[i].y;
@@ -294,7 +294,7 @@ __device__ Values fetch_values(const GatedDelta& p, const Place& at, const Piece
         const u32 t = begin + i;
         const u64 row = at.s.first_row + piece.first + t - piece.t;
         const bool real = t >= piece.t && t < piece.t + piece.rows;
-        v.at[i] = real ? from_bf16(from[row * channels_of(p)]) : 0.0f;
+        v.at[i] = real ? from_bf16(from[row * p.channels]) : 0.0f;
     }
     return v;
 }
@@ -378,9 +378,9 @@ __device__ void store_rows(const GatedDelta& p, const Place& at, const Piece& pi
 
 /// The state after the block's last row.
 __device__ void fold(Shared& m) {
-    const float last = m.g[kBlockRows - 1], decay = expf(last);
+    const float last = m.g[kBlockRows - 1], decay = fast_exp(last);
     for (u32 i = threadIdx.x; i < kBlockRows * kColumns; i += kValuesThreads) {
-        m.u[i / kColumns][i % kColumns] = expf(last - m.g[i / kColumns]) * m.u[i / kColumns][i % kColumns];
+        m.u[i / kColumns][i % kColumns] = fast_exp(last - m.g[i / kColumns]) * m.u[i / kColumns][i % kColumns];
     }
     __syncthreads();
     // Eight rows of the state, 4 d .. and 64 + 4 d .., times four columns.
@@ -476,8 +476,8 @@ extern "C" __global__ void __launch_bounds__(kKeysThreads, 2) gated_delta_keys(c
     Rows& rows = *reinterpret_cast<Rows*>(memory);
     allow_next();
     wait_for_previous();
-    if (blockIdx.y >= p.step.counts->tiles) return;
-    const Tile tile = p.step.tiles[blockIdx.y];
+    Tile tile;
+    if (!nth_tile(p, blockIdx.y, tile)) return;
     const Segment s = p.step.segments[tile.segment];
     const u32 block = tile.row / kTileRows;
     keys_of_block(p, s, block, rows);
@@ -492,5 +492,5 @@ extern "C" __global__ void __launch_bounds__(kValuesThreads, 2) gated_delta_valu
     wait_for_previous();
     Place at;
     at.head = blockIdx.y, at.key_head = at.head / (p.v_heads / p.k_heads), at.column = blockIdx.x * kColumns;
-    for (u32 n = blockIdx.z; tiled_segment(p.step, n, at.s); n += gridDim.z) values_of_segment(p, at, m);
+    for (u32 n = blockIdx.z; nth_tiled_segment(p, n, at.s); n += gridDim.z) values_of_segment(p, at, m);
 }

@@ -15,7 +15,7 @@ struct RmsNormArgs {
     u16* out;             // packed
     u32 width;
     u32 groups;           // of `out`
-    u32 gather;           // out has the step's logit rows; otherwise all of its rows
+    u32 which;            // rows of `out`: 0 the step's, 1 its logit rows out of all, 2 logit rows that stand together
     u32 unit_offset;      // the weight is an offset from one
     float eps;
 };
@@ -29,12 +29,12 @@ constexpr u32 kAhead = 12;
 namespace {
 
 __device__ u32 out_rows(const RmsNormArgs& a) {
-    return a.gather ? a.step.counts->logit_rows : a.step.counts->rows;
+    return a.which ? a.step.counts->logit_rows : a.step.counts->rows;
 }
 
-/// Where output row `row` comes from, if it is one of `rows`. Without `gather` the address does not depend on them.
+/// Where output row `row` comes from, if it is one of `rows`. Unless rows are gathered, the address does not depend on them.
 __device__ const u16* source(const RmsNormArgs& a, u32 row, u32 rows) {
-    if (a.gather) row = row < rows ? a.step.logit_rows[row] : 0;
+    if (a.which == 1) row = row < rows ? a.step.logit_rows[row] : 0;
     return a.x + u64(row) * a.width;
 }
 

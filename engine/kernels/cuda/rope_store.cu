@@ -1,5 +1,5 @@
 // RopeStore: RMS norms of query and key heads, rotary positions, rounding to bf16 in place, then keys and values into
-// the pages of their positions. A thread block is a row and four of its heads, a warp a head; the warp of a key head
+// the pages of their positions. A thread block works on one row, a warp on one head at a time; the warp of a key head
 // also stores its values.
 #include "kv_page.cuh"
 #include "step.cuh"
@@ -28,84 +28,111 @@ struct RopeStoreArgs {
     float v_scale;
 };
 
-constexpr int kHeads = 4;
+namespace {
 
-/// Eight bf16 numbers.
-__device__ inline void load_eight(const u16* from, float (&x)[8]) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(from);
-    const u32 pairs[4] = {raw.x, raw.y, raw.z, raw.w};
+constexpr u32 kWarps = 4;
+
+/// Eight neighbours of a row, or zeros.
+__device__ inline uint4 load_eight(const u16* from, bool real) {
+    return real ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+}
+
+/// A lane's factors of a norm.
+__device__ inline void load_weights(const float* weight, u32 lane, bool holds, bool unit_offset, float (&w)[8]) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) x[2 * i] = low_bf16(pairs[i]), x[2 * i + 1] = high_bf16(pairs[i]);
+    for (int i = 0; i < 2; i++) {
+        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (holds) x = reinterpret_cast<const float4*>(weight)[lane * 2 + i];
+        w[4 * i] = x.x, w[4 * i + 1] = x.y, w[4 * i + 2] = x.z, w[4 * i + 3] = x.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) w[i] = unit_offset ? 1.0f + w[i] : w[i];
 }
 
 /// The head's RMS norm; lanes without dims hold zeros.
-__device__ inline void normalise(float (&x)[8], const float* weight, u32 lane, bool holds, const RopeStoreArgs& a) {
+__device__ inline void normalise(float (&x)[8], const float (&weight)[8], u32 head_dim, float eps) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) sum = fmaf(x[i], x[i], sum);
-    const float inverse = 1.0f / sqrtf(warp_sum(sum) / float(a.head_dim) + a.eps);
-    if (!holds) return;
+    const float inverse = 1.0f / sqrtf(warp_sum(sum) / float(head_dim) + eps);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = x[i] * inverse * weight[i];
+}
+
+/// Rotates a head's pairs (d, d + half); `scratch` holds a head's dims and belongs to the warp.
+__device__ inline void rotate(float (&x)[8], u32 lane, u32 half, const float* cosine, const float* sine,
+                              float* scratch) {
+    const bool rotates = lane * 8 < 2 * half;
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const float w = weight[lane * 8 + i];
-        x[i] = x[i] * inverse * (a.unit_offset ? 1.0f + w : w);
+        if (rotates) scratch[lane * 8 + i] = x[i];
+    }
+    __syncwarp();
+    if (!rotates) return;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const u32 d = lane * 8 + i;
+        if (d < half) {
+            x[i] = fmaf(x[i], cosine[d], -(scratch[d + half] * sine[d]));
+        } else if (d < 2 * half) {
+            x[i] = fmaf(x[i], cosine[d - half], scratch[d - half] * sine[d - half]);
+        }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * kHeads) rope_store(const RopeStoreArgs a) {
-    __shared__ float cosine[kMaxHeadDim / 2], sine[kMaxHeadDim / 2], heads[kHeads][kMaxHeadDim];
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(32 * kWarps) rope_store(const RopeStoreArgs a) {
+    __shared__ float cosine[kMaxHeadDim / 2], sine[kMaxHeadDim / 2], scratch[kWarps][kMaxHeadDim];
     const u32 row = blockIdx.x, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const u32 head = blockIdx.y * kHeads + warp;
+    const bool holds = lane * 8 < a.head_dim;
     allow_next();
-    // The step's arrays stand before its first kernel.
-    const bool real = row < a.step.counts->rows;
-    const u32 position = real ? a.step.positions[row] : 0;
-    for (u32 i = threadIdx.x; real && i < a.half; i += blockDim.x) {
+    // The step's arrays stand before its first kernel: all that depends on the position alone is ready before the
+    // rows are.
+    if (row >= a.step.counts->rows) return wait_for_previous();
+    const u32 position = a.step.positions[row], token = position % kPageTokens;
+    const Segment& segment = a.step.segments[a.step.row_segment[row]];
+    const u32 page = a.step.tables[segment.pages + position / kPageTokens];
+    float q_weight[8], k_weight[8];
+    if (a.q_norm) {
+        load_weights(a.q_norm, lane, holds, a.unit_offset, q_weight);
+        load_weights(a.k_norm, lane, holds, a.unit_offset, k_weight);
+    }
+    for (u32 i = threadIdx.x; i < a.half; i += 32 * kWarps) {
         float s, c;
         sincosf(float(position) * a.inv_freq[i], &s, &c);
         cosine[i] = c * a.attention_scaling;
         sine[i] = s * a.attention_scaling;
     }
-    wait_for_previous();
-    __syncthreads();
-    if (!real || head >= a.heads + a.kv_heads) return;
-
-    const bool is_key = head >= a.heads, holds = lane * 8 < a.head_dim;
-    const u32 kv_head = head - a.heads;
-    u16* const from = a.qkv + u64(row) * a.width;
-    u16* const at = from + (is_key ? a.k_offset + kv_head * a.head_dim : head * a.q_stride) + lane * 8;
-    float x[8] = {};
-    if (holds) load_eight(at, x);
-    if (a.q_norm) normalise(x, is_key ? a.k_norm : a.q_norm, lane, holds, a);
-#pragma unroll
-    for (int i = 0; i < 8; i++) heads[warp][lane * 8 + i] = x[i];
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const u32 d = lane * 8 + i;
-        if (d < a.half) {
-            x[i] = fmaf(x[i], cosine[d], -(heads[warp][d + a.half] * sine[d]));
-        } else if (d < 2 * a.half) {
-            x[i] = fmaf(x[i], cosine[d - a.half], heads[warp][d - a.half] * sine[d - a.half]);
-        }
-    }
-    u32 rotated[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) rotated[i] = to_bf16x2(x[2 * i], x[2 * i + 1]);
-    if (holds) *reinterpret_cast<uint4*>(at) = make_uint4(rotated[0], rotated[1], rotated[2], rotated[3]);
-    if (!is_key) return;
-
-    const Segment& segment = a.step.segments[a.step.row_segment[row]];
-    const u32 page = a.step.tables[segment.pages + position / kPageTokens], token = position % kPageTokens;
+    const float k_factor = 1.0f / a.k_scale, v_factor = 1.0f / a.v_scale;
     const u32 blocks = (a.head_dim + kPageBlock - 1) / kPageBlock;
-    uint4 raw = make_uint4(0, 0, 0, 0);
-    if (holds) raw = *reinterpret_cast<const uint4*>(from + a.v_offset + kv_head * a.head_dim + lane * 8);
-    const u32 values[4] = {raw.x, raw.y, raw.z, raw.w};
-    if (a.fp8) {
-        const u64 to = page_head<true>(page, a.kv_heads, kv_head, blocks);
-        store_row<true>(a.k + to, a.v + to, token, lane, holds, rotated, values, a.k_scale, a.v_scale);
-    } else {
-        const u64 to = page_head<false>(page, a.kv_heads, kv_head, blocks);
-        store_row<false>(a.k + to, a.v + to, token, lane, holds, rotated, values, 1.0f, 1.0f);
+    __syncthreads();
+    wait_for_previous();
+
+    u16* const from = a.qkv + u64(row) * a.width + lane * 8;
+    for (u32 head = blockIdx.y * kWarps + warp; head < a.heads + a.kv_heads; head += gridDim.y * kWarps) {
+        const bool is_key = head >= a.heads;
+        const u32 kv_head = head - a.heads;
+        u16* const at = from + (is_key ? a.k_offset + kv_head * a.head_dim : head * a.q_stride);
+        const uint4 raw = load_eight(at, holds);
+        const uint4 raw_value = load_eight(from + a.v_offset + kv_head * a.head_dim, holds && is_key);
+        float x[8] = {low_bf16(raw.x), high_bf16(raw.x), low_bf16(raw.y), high_bf16(raw.y),
+                      low_bf16(raw.z), high_bf16(raw.z), low_bf16(raw.w), high_bf16(raw.w)};
+        if (a.q_norm) normalise(x, is_key ? k_weight : q_weight, a.head_dim, a.eps);
+        rotate(x, lane, a.half, cosine, sine, scratch[warp]);
+        u32 rotated[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) rotated[i] = to_bf16x2(x[2 * i], x[2 * i + 1]);
+        if (holds) *reinterpret_cast<uint4*>(at) = make_uint4(rotated[0], rotated[1], rotated[2], rotated[3]);
+        if (!is_key) continue;
+        const u32 values[4] = {raw_value.x, raw_value.y, raw_value.z, raw_value.w};
+        if (a.fp8) {
+            const u64 to = page_head<true>(page, a.kv_heads, kv_head, blocks);
+            store_row<true>(a.k + to, a.v + to, token, lane, holds, rotated, values, k_factor, v_factor);
+        } else {
+            const u64 to = page_head<false>(page, a.kv_heads, kv_head, blocks);
+            store_row<false>(a.k + to, a.v + to, token, lane, holds, rotated, values, k_factor, v_factor);
+        }
     }
 }

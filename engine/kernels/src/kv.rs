@@ -17,7 +17,7 @@ pub enum KvDtype {
     F32,
     /// The upper half of an f32, rounded to nearest even.
     Bf16,
-    /// E4M3 of the value over the layer's scale, rounded to nearest even; what is too large becomes ±448.
+    /// E4M3 of the value times one over the layer's scale, rounded to nearest even; what is too large becomes ±448.
     Fp8,
 }
 

@@ -270,6 +270,7 @@ impl<T: KvElement + Pod> Writer<'_, T> {
         let layout = self.layout;
         let (dim, offset) = if keys { (layout.head_dim, layout.k_offset) } else { (layout.v_dim, layout.v_offset) };
         let (target, scale) = if keys { (&self.k, self.scales.k) } else { (&self.v, self.scales.v) };
+        let factor = 1.0 / scale;
         for segment in self.segments {
             for row in 0..segment.rows {
                 let position = segment.start + row;
@@ -281,11 +282,11 @@ impl<T: KvElement + Pod> Writer<'_, T> {
                 let token = position % PAGE;
                 if keys {
                     for (slot, &value) in page[token..].iter_mut().step_by(PAGE).zip(from) {
-                        *slot = T::from_f32(value / scale);
+                        *slot = T::from_f32(value * factor);
                     }
                 } else {
                     for (slot, &value) in page[token * dim..].iter_mut().zip(from) {
-                        *slot = T::from_f32(value / scale);
+                        *slot = T::from_f32(value * factor);
                     }
                 }
             }

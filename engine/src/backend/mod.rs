@@ -93,7 +93,7 @@ pub fn prepare(plan: Plan, options: &BackendOptions) -> Result<Box<dyn Prepare>,
                 sizes: options.sizes,
             },
         ))),
-        DeviceKind::Cuda(_) => Err(EngineError::Unsupported("device: `cuda` is not supported by this build".into())),
+        DeviceKind::Cuda(ordinal) => Ok(Box::new(cuda::CudaBackend::new(plan, ordinal, options)?)),
     }
 }
 

@@ -19,11 +19,13 @@ struct Shape {
     gate: bool,
     window: Option<usize>,
     scaling: f32,
+    /// Of values: some are beyond the range of fp8, or below its normal numbers.
+    gain: f32,
 }
 
 impl Shape {
     fn draw(rng: &mut Rng) -> Self {
-        let head_dim = rng.pick(&[16, 32, 64, 80, 96, 128, 192, 256]);
+        let head_dim = rng.pick(&[8, 16, 40, 64, 64, 80, 96, 128, 128, 192, 256, 256]);
         let group = rng.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 12, 16]);
         Self {
             kv_heads: rng.between(1, (512 / (group * head_dim)).clamp(1, 3)),
@@ -34,6 +36,7 @@ impl Shape {
             gate: rng.one_in(2),
             window: rng.one_in(3).then(|| rng.between(1, 100)),
             scaling: if rng.one_in(4) { 1.2 } else { 1.0 },
+            gain: rng.pick(&[1.5, 1.5, 200.0, 0.004]),
         }
     }
 
@@ -44,8 +47,9 @@ impl Shape {
         let v_offset = k_offset + self.kv_heads * dim;
         let layout = QkvSpec { heads, kv_heads: self.kv_heads, head_dim: dim, q_stride, k_offset, v_offset };
         let mut builder = Builder::new(rng, 32, apart);
-        let qkv = builder.input("projected", v_offset + self.kv_heads * dim, 1.5);
-        builder.plan.kv_layers.push(KvLayerSpec { kv_heads: self.kv_heads, head_dim: dim });
+        let gain = |column| if column < v_offset { 1.5 } else { self.gain };
+        let qkv = builder.input_by("projected", v_offset + self.kv_heads * dim, gain);
+        builder.plan.kv_layers.push(KvLayerSpec::new(self.kv_heads, dim));
         let frequency = |pair: usize| 10_000f32.powf(-2.0 * pair as f32 / self.rotated as f32);
         let inv_freq = (0..self.rotated / 2).map(frequency).collect();
         builder.plan.ropes.push(RopeSpec { inv_freq, attention_scaling: self.scaling });
@@ -108,8 +112,8 @@ fn attention_over_long_contexts() {
     for (index, window) in [None, Some(600)].into_iter().enumerate().take(cases(2) as usize) {
         let mut rng = rng(11, index as u64);
         let head_dim = rng.pick(&[64, 128]);
-        let (kv_heads, rotated, gate, scaling) = (1, head_dim, false, 1.0);
-        let shape = Shape { kv_heads, group: 3, head_dim, rotated, norms: true, gate, window, scaling };
+        let (kv_heads, rotated, gate, scaling, gain) = (1, head_dim, false, 1.0, 1.0);
+        let shape = Shape { kv_heads, group: 3, head_dim, rotated, norms: true, gate, window, scaling, gain };
         let case = shape.case(&mut rng, true, true);
         let lengths = [rng.between(500, 530), rng.between(1020, 1100), rng.between(510, 520), rng.between(1100, 1300)];
         verify(&shape, &Forms::single(case), &Scenario::ragged(&mut rng, lengths));

@@ -67,6 +67,11 @@ impl<'a> Builder<'a> {
 
     /// A buffer that an embedding fills with values of about `gain`.
     pub(crate) fn input(&mut self, name: &'static str, width: usize, gain: f32) -> View {
+        self.input_by(name, width, |_| gain)
+    }
+
+    /// A buffer that an embedding fills with values whose size depends on the column.
+    pub(crate) fn input_by(&mut self, name: &'static str, width: usize, gain: impl Fn(usize) -> f32) -> View {
         let values = random_bf16(self.rng, VOCAB, width, gain);
         let table = self.param(values, ParamShape::Table { rows: VOCAB, width }, WeightFormat::Bf16);
         let out = self.view(name, width);
@@ -103,7 +108,7 @@ impl<'a> Builder<'a> {
         let gain = (k as f32).powf(-0.5);
         let (raw, declared) = match format {
             Format::Nvfp4 => (random_nvfp4(self.rng, n, k, gain), WeightFormat::Nvfp4),
-            Format::Bf16 => (random_bf16(self.rng, n, k, gain), WeightFormat::Bf16),
+            Format::Bf16 => (random_bf16(self.rng, n, k, |_| gain), WeightFormat::Bf16),
         };
         let weight = self.param(raw, ParamShape::Linear { n, k }, declared);
         let bias = bias.then(|| self.random_vector(n, 0.0, 1.0));

@@ -21,6 +21,13 @@ pub(crate) fn e4m3(byte: u8) -> f64 {
     if byte & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
+/// To the nearest E4M3 value, ties to even; what is too large becomes ±448.
+pub(crate) fn to_e4m3(value: f64) -> f64 {
+    let exponent = value.abs().log2().floor().max(-6.0);
+    let unit = 2f64.powf(exponent - 3.0);
+    ((value / unit).round_ties_even() * unit).clamp(-448.0, 448.0)
+}
+
 fn e2m1(nibble: u8) -> f64 {
     let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(nibble & 7)];
     if nibble & 8 == 0 { magnitude } else { -magnitude }
@@ -31,6 +38,7 @@ pub(crate) fn cached(dtype: KvDtype, value: f32) -> f64 {
     match dtype {
         KvDtype::F32 => f64::from(value),
         KvDtype::Bf16 => f64::from(bf16(value)),
+        KvDtype::Fp8 => to_e4m3(f64::from(value)),
     }
 }
 
@@ -41,10 +49,13 @@ pub(crate) enum Format {
     Nvfp4,
 }
 
-/// Random bf16 values of about `gain`.
-pub(crate) fn random_bf16(rng: &mut Rng, n: usize, k: usize, gain: f32) -> RawParam {
-    let bytes = (0..n * k).flat_map(|_| (bf16(gain * rng.normal()).to_bits() >> 16).to_le_bytes()[..2].to_vec());
-    RawParam::Matrix(RawMatrix { n, k, data: RawData::Dense(Dense::Bf16, bytes.collect()) })
+/// Random bf16 values of about `gain`, which depends on the column.
+pub(crate) fn random_bf16(rng: &mut Rng, n: usize, k: usize, gain: impl Fn(usize) -> f32) -> RawParam {
+    let mut bytes = Vec::with_capacity(2 * n * k);
+    for at in 0..n * k {
+        bytes.extend(&bf16(gain(at % k) * rng.normal()).to_le_bytes()[2..]);
+    }
+    RawParam::Matrix(RawMatrix { n, k, data: RawData::Dense(Dense::Bf16, bytes) })
 }
 
 /// Random codes; most block scales are near one, a few are anything that is neither negative nor NaN.
@@ -81,4 +92,15 @@ pub(crate) fn vector(param: &RawParam) -> &[f32] {
         RawParam::Vector(values) => values,
         RawParam::Matrix(_) => panic!("a matrix is no vector"),
     }
+}
+
+#[test]
+fn e4m3_is_rounded_to_the_nearest_value() {
+    let all: Vec<f64> = (0..=0x7e).map(e4m3).collect();
+    assert!(all.iter().all(|value| to_e4m3(*value) == *value && to_e4m3(-value) == -value));
+    for pair in all.windows(2) {
+        let middle = (pair[0] + pair[1]) / 2.0;
+        assert_eq!((to_e4m3(middle * 0.999), to_e4m3(middle * 1.001)), (pair[0], pair[1]));
+    }
+    assert_eq!((to_e4m3(17.0), to_e4m3(19.0), to_e4m3(1e6)), (16.0, 20.0, 448.0));
 }

@@ -61,6 +61,34 @@ fn linear_into_the_residual_stream() {
     }
 }
 
+/// Sums as long as real models have, and as many outputs as fill a device's multiprocessors.
+#[test]
+fn linear_of_real_sizes() {
+    for index in 0..cases(4) {
+        let mut rng = rng(17, index);
+        let (k, sizes) = match index {
+            0 => (17408, vec![(Format::Nvfp4, rng.between(100, 200))]),
+            1 => (5120, vec![(Format::Bf16, rng.between(300, 400))]),
+            2 => (16 * rng.between(4, 9), vec![(Format::Nvfp4, rng.between(15_400, 16_800))]),
+            _ => (16 * rng.between(4, 9), vec![(Format::Bf16, 48), (Format::Nvfp4, 9000), (Format::Bf16, 7003)]),
+        };
+        let mut builder = Builder::new(&mut rng, k, true);
+        let (residual, x) = (builder.plan.residual, builder.view("normed", k));
+        builder.norm("norm", residual, x, false);
+        let mut column = 0;
+        let mut parts = Vec::new();
+        for (format, n) in &sizes {
+            parts.push(builder.part(*format, *n, k, column, false));
+            column += n;
+        }
+        let out = builder.view("projected", column);
+        builder.push("proj", Op::Linear { x, parts, out, accumulate: false });
+        let case = builder.finish();
+        let lengths = [rng.between(1, 20), rng.between(1, 9), rng.between(2, 40), rng.between(130, 200)];
+        verify(&("k", k, sizes), &Forms::single(case), &Scenario::ragged(&mut rng, lengths));
+    }
+}
+
 /// Gate and up projections with the activation after them.
 #[test]
 fn gate_up_and_activation() {

@@ -56,7 +56,8 @@ fn a_wrong_element_is_noticed() {
         let mut wrong = right.clone();
         wrong.spoil(index, 3, 69);
         let notices = |trace| {
-            let observed = Observed { case: &case, trace, tokens: &scenario.tokens, kv: target.kv };
+            let (tokens, kv) = (&scenario.tokens, target.kv);
+            let observed = Observed { case: &case, trace, tokens, kv, bf16_weights: false };
             std::panic::catch_unwind(|| check_operation("spoilt", &observed, mode, index, 3)).is_err()
         };
         assert!(!notices(&right) && notices(&wrong), "{}", planned.name);

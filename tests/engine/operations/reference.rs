@@ -6,7 +6,8 @@
 //! - a sum of n products in f32 in any order: `n · u · Σ|terms|` (matrix instructions that truncate sixteen products
 //!   at a time stay below it);
 //! - elementary functions: `2⁻²⁰` of the result, which leaves room for their fast forms;
-//! - a score that is wrong by δ changes a weight of soft-max by `2δ` of itself.
+//! - a score that is wrong by δ changes a weight of soft-max by `2δ` of itself;
+//! - GPUs multiply values with weights of soft-max in bf16: 2⁻⁸ of each.
 
 use super::case::Case;
 use super::formats::{self, cached};
@@ -36,6 +37,8 @@ pub(crate) struct Observed<'a> {
     pub(crate) trace: &'a Trace,
     pub(crate) tokens: &'a [Vec<u32>],
     pub(crate) kv: KvDtype,
+    /// Whether the device rounds the weights of soft-max to bf16.
+    pub(crate) bf16_weights: bool,
 }
 
 impl Observed<'_> {
@@ -100,11 +103,17 @@ impl Observed<'_> {
                 let norms = norms.map(|(q, k, eps, offset)| (self.vector(q), self.vector(k), eps, offset));
                 each(&|position| self.rope(input(*qkv, position), layout, norms, *rope, position))
             }
-            Op::Attention { qkv, layout, scale, window, .. } => each(&|position| {
-                let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
-                let rows: Vec<&[f32]> = (first..=position).map(|position| input(*qkv, position)).collect();
-                attention(&rows, layout, f64::from(*scale), self.kv)
-            }),
+            Op::Attention { qkv, layout, scale, window, .. } => {
+                let store = |value: &f32| cached(self.kv, *value);
+                let stored = |position| input(*qkv, position)[layout.k_offset..].iter().map(store).collect();
+                let last = positions.last().copied().unwrap_or(0);
+                let cache: Vec<Vec<f64>> = (0..=last).map(stored).collect();
+                let attention = Attention { layout, scale: f64::from(*scale), bf16_weights: self.bf16_weights };
+                each(&|position| {
+                    let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+                    attention.row(input(*qkv, position), &cache[first..=position])
+                })
+            }
             Op::GateOutput { x, gate, layout } => each(&|position| {
                 let gates = input(*gate, position);
                 let gate = |column: usize| {
@@ -262,37 +271,43 @@ fn norm(x: &[f32], weight: &[f32], eps: f32, unit_offset: bool) -> Vec<Expected>
         .collect()
 }
 
-/// `rows` are those that the last of them sees.
-fn attention(rows: &[&[f32]], layout: &QkvSpec, scale: f64, kv: KvDtype) -> Vec<Expected> {
-    let dim = layout.head_dim;
-    let part = |row: &[f32], first: usize| -> Vec<f64> {
-        row[first..first + dim].iter().map(|value| cached(kv, *value)).collect()
-    };
-    let mut out = Vec::with_capacity(layout.heads * dim);
-    for kv_head in 0..layout.kv_heads {
-        let keys: Vec<Vec<f64>> = rows.iter().map(|row| part(row, layout.k_offset + kv_head * dim)).collect();
-        let values: Vec<Vec<f64>> = rows.iter().map(|row| part(row, layout.v_offset + kv_head * dim)).collect();
-        let group = layout.heads / layout.kv_heads;
-        for head in kv_head * group..(kv_head + 1) * group {
-            let query = &rows[rows.len() - 1][head * layout.q_stride..][..dim];
-            let score = |key: &Vec<f64>| {
-                let terms = query.iter().zip(key).map(|(q, k)| f64::from(*q) * k * scale);
+struct Attention<'a> {
+    layout: &'a QkvSpec,
+    scale: f64,
+    bf16_weights: bool,
+}
+
+impl Attention<'_> {
+    /// `cache` holds what the row sees: keys, then values.
+    fn row(&self, row: &[f32], cache: &[Vec<f64>]) -> Vec<Expected> {
+        let (layout, dim) = (self.layout, self.layout.head_dim);
+        let mut out = Vec::with_capacity(layout.heads * dim);
+        for head in 0..layout.heads {
+            let kv_head = head / (layout.heads / layout.kv_heads);
+            let (k, v) = (kv_head * dim, layout.v_offset - layout.k_offset + kv_head * dim);
+            let query = &row[head * layout.q_stride..][..dim];
+            let score = |row: &Vec<f64>| {
+                let terms = query.iter().zip(&row[k..]).map(|(q, k)| f64::from(*q) * k * self.scale);
                 terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()))
             };
-            let scores: Vec<(f64, f64)> = keys.iter().map(score).collect();
+            let scores: Vec<(f64, f64)> = cache.iter().map(score).collect();
             let most = scores.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
             let delta = scores.iter().map(|(_, size)| size * (dim + 8) as f64 * U).fold(0.0, f64::max);
             let weights: Vec<f64> = scores.iter().map(|(score, _)| (score - most).exp()).collect();
             let total: f64 = weights.iter().sum();
-            let relative = 2.0 * delta + ELEMENTARY + (rows.len() + 8) as f64 * U;
-            for d in 0..dim {
-                let terms = weights.iter().zip(&values).map(|(weight, value)| weight / total * value[d]);
-                let (value, size) = terms.fold((0.0, 0.0), |(sum, size), term: f64| (sum + term, size + term.abs()));
-                out.push(Expected { value, slack: relative * size });
+            let relative = 2.0 * delta + ELEMENTARY + (cache.len() + 8) as f64 * U;
+            for d in v..v + dim {
+                let terms = || weights.iter().zip(cache).map(|(weight, row)| (weight / total, row[d]));
+                let value: f64 = terms().map(|(weight, value)| weight * value).sum();
+                let size: f64 = terms().map(|(weight, value)| weight * value.abs()).sum();
+                // Weights are divided by the sum of the rounded ones: what they share cancels.
+                let spread: f64 = terms().map(|(weight, v)| weight * (v - value).abs()).sum();
+                let rounding = if self.bf16_weights { spread / 256.0 } else { 0.0 };
+                out.push(Expected { value, slack: relative * size + rounding });
             }
         }
+        out
     }
-    out
 }
 
 /// `rows` end with the row itself; what lies before the sequence is zero.

@@ -52,20 +52,3 @@ fn silu_mul() {
         verify(&("width", width), &Forms::single(case), &scenario(&mut rng));
     }
 }
-
-#[test]
-fn gated_norm() {
-    for index in 0..cases(8) {
-        let mut rng = rng(4, index);
-        let (heads, dim) = (rng.between(1, 7), rng.pick(&[16, 32, 48, 64, 96, 128, 256]));
-        let gate_offset = 2 * rng.between(0, 40);
-        let mut builder = Builder::new(&mut rng, 32, true);
-        let x = builder.input("mixed", heads * dim, 1.0);
-        let gate = builder.input("projected", gate_offset + heads * dim + 2 * heads, 3.0);
-        let out = builder.view("gated", heads * dim);
-        let weight = builder.random_vector(dim, 1.0, 0.2);
-        builder.push("gated_norm", Op::GatedNorm { x, gate, gate_offset, heads, weight, eps: 1e-6, out });
-        let case = builder.finish();
-        verify(&("heads", heads, "dim", dim, "gate at", gate_offset), &Forms::single(case), &scenario(&mut rng));
-    }
-}

@@ -15,17 +15,17 @@ use crate::rope::QkvLayout;
 
 /// Positions of a tile and of a split of the context.
 const TILE: usize = 64;
-const SPLIT: usize = 1024;
+const SPLIT: usize = 512;
 /// Threads of the kernels, and of the one that merges.
 const THREADS: usize = 128;
 const MERGE_THREADS: u32 = 64;
 /// Pairs of row and head that a thread block of the decode kernel takes.
 const DECODE_PAIRS: usize = 16;
-/// Bytes of static shared memory that the decode kernel needs besides its ring, and slots of the longest ring.
-const DECODE_STATIC: u32 = 6 << 10;
-const MAX_RING: u32 = 8;
-/// Bytes of a prefill ring at most.
-const PREFILL_RING: u32 = 64 << 10;
+/// Bytes of a ring at most, and its most slots.
+const RING: u32 = 64 << 10;
+const MAX_SLOTS: u32 = 8;
+/// Over fp8 the kernels divide queries by this.
+const FP8_QUERY_DIVISOR: f32 = 16.0;
 /// What the system reserves of a block's shared memory.
 const RESERVED: u32 = 1 << 10;
 
@@ -89,7 +89,6 @@ struct AttentionArgs {
     chunks: u32,
     slots: u32,
     pairs: u32,
-    ring: u32,
     score_scale: f32,
     v_scale: f32,
 }
@@ -127,10 +126,9 @@ impl AttentionKernels {
         };
         let name = |kernel: &str| format!("{kernel}_{}_{}", blocks * BLOCK_DIMS, if fp8 { "fp8" } else { "bf16" });
         let properties = device.properties().clone();
-        let decode_shared = ring(&properties, blocks, fp8) * decode_slot(blocks, fp8);
         let (decode, prefill) = (name("attention_decode"), name("attention_prefill"));
         Ok(Self {
-            decode: device.kernel("attention_decode", &decode, decode_shared)?,
+            decode: device.kernel("attention_decode", &decode, decode_shared(blocks, fp8))?,
             merge: device.kernel("attention_decode", "attention_merge", 0)?,
             prefill: device.kernel("attention_prefill", &prefill, prefill_shared(blocks, fp8))?,
             blocks,
@@ -175,6 +173,7 @@ impl AttentionKernels {
         assert!(out.bytes() >= packed_bytes(room.rows, heads * head_dim), "out holds {} rows", room.rows);
         assert!(scratch.bytes() >= self.scratch_bytes(room, layout), "scratch memory for {room:?}");
         let sharing = self.sharing(room, layout);
+        let query_divisor = if self.fp8 { FP8_QUERY_DIVISOR } else { 1.0 };
         let args = AttentionArgs {
             step: room.step,
             qkv: qkv.address(),
@@ -194,8 +193,7 @@ impl AttentionKernels {
             chunks: sharing.chunks as u32,
             slots: sharing.slots as u32,
             pairs: sharing.pairs as u32,
-            ring: ring(&self.properties, self.blocks, self.fp8),
-            score_scale: op.scale * cache.scales.k * std::f32::consts::LOG2_E,
+            score_scale: op.scale * cache.scales.k * std::f32::consts::LOG2_E * query_divisor,
             v_scale: cache.scales.v,
         };
         if room.few > 0 {
@@ -213,7 +211,7 @@ impl AttentionKernels {
     fn few(&self, room: &AttentionRoom, args: &AttentionArgs) -> Result<(), CudaError> {
         let parts = args.pairs.div_ceil(DECODE_PAIRS as u32);
         let shape = Launch::new((args.chunks, args.kv_heads, room.few as u32 * parts), THREADS as u32);
-        let shape = shape.shared(args.ring * decode_slot(self.blocks, self.fp8));
+        let shape = shape.shared(decode_shared(self.blocks, self.fp8));
         // SAFETY: the caller checked the buffers.
         unsafe { self.decode.launch(shape, args) }?;
         let shape = Launch::new((args.heads, room.few_rows as u32, room.few as u32), MERGE_THREADS);
@@ -247,22 +245,19 @@ impl AttentionKernels {
     }
 }
 
-/// Bytes of a ring's slot in the decode kernel: sixteen for each lane and chunk.
-fn decode_slot(blocks: usize, fp8: bool) -> u32 {
+/// Shared memory of the decode kernel: a ring of tiles of keys or values, sixteen bytes a chunk and lane.
+fn decode_shared(blocks: usize, fp8: bool) -> u32 {
     let own = blocks.div_ceil(4);
-    (blocks.max(4 * own) * if fp8 { 1 } else { 2 } * 16 * THREADS) as u32
-}
-
-/// Slots of the decode kernel's ring: as many as let two thread blocks run on a multiprocessor.
-fn ring(properties: &Properties, blocks: usize, fp8: bool) -> u32 {
-    let two = properties.shared_per_multiprocessor / 2 - RESERVED;
-    let bytes = two.min(properties.shared_per_block) - DECODE_STATIC;
-    (bytes / decode_slot(blocks, fp8)).clamp(1, MAX_RING)
+    ring((blocks.max(4 * own) * if fp8 { 1 } else { 2 } * 16 * THREADS) as u32)
 }
 
 /// Shared memory of the prefill kernel: 64 queries, and a ring of tiles of keys or values.
 fn prefill_shared(blocks: usize, fp8: bool) -> u32 {
     let slot = (TILE * blocks * BLOCK_DIMS * if fp8 { 1 } else { 2 }) as u32;
-    let queries = (64 * blocks * BLOCK_DIMS * 2) as u32;
-    queries + slot * (PREFILL_RING / slot).min(MAX_RING)
+    (64 * blocks * BLOCK_DIMS * 2) as u32 + ring(slot)
+}
+
+/// Bytes of a ring with slots of `slot` bytes.
+fn ring(slot: u32) -> u32 {
+    slot * (RING / slot).min(MAX_SLOTS)
 }

@@ -1,19 +1,23 @@
 //! The gated delta net: causal convolution, gated delta rule (NUMERICS N5) and gated norm, from the rows of the input
 //! projection to the packed input of the output projection.
 //!
-//! With heads of 128 and at most 4 taps, segments of few rows take one launch that does everything, and tiles take
-//! four. Other heads (multiples of 8 up to 256) and up to 8 taps take one general kernel. A row has the same bits in all
-//! of them.
+//! With heads of 128 and 4 taps, segments of few rows take one launch that does everything, and tiles take four. Other
+//! heads (multiples of 8 up to 256) and up to 8 taps take one general kernel. A row has the same bits in all of them, and
+//! when the three operations are launched one by one ([`DeltaKernels::convolve`], [`DeltaKernels::mix`],
+//! [`GatedNormKernel`]).
+//!
+//! `gated_delta_few` reads caches and tables before it waits for the kernel ahead. So a step must not begin before the
+//! step ahead of it has ended: something that is not a dependent launch (a copy, a graph) stands between them.
 
+use super::delta_parts::{ConvKernels, DeltaArgs, GatedNormKernels, holds, run};
 use super::device::{Device, Memory};
 use super::error::CudaError;
-use super::launch::{Launch, Params};
 use super::module::Kernel;
 use super::packed_bytes;
 use super::step::{FEW_ROWS, StepArgs};
 use crate::delta::BLOCK;
 
-/// The head width and the most taps of the kernels that are made for them.
+/// The head width and the taps of the kernels that are made for them.
 const FAST_DIM: usize = 128;
 const FAST_TAPS: usize = 4;
 /// The widest head and the most taps of the general kernel; widths are multiples of `DIM_UNIT`.
@@ -22,18 +26,20 @@ const MAX_TAPS: usize = 8;
 const DIM_UNIT: usize = 8;
 
 /// Bytes of shared memory that each kernel's `Shared` takes (asserted there).
-const FEW_SHARED: u32 = 99_616;
+const FEW_SHARED: u32 = 96_320;
 const KEYS_SHARED: u32 = 67_584;
 const VALUES_SHARED: u32 = 101_376;
 const ANY_SHARED: u32 = 33_056;
 
+/// The most value heads that a thread block of `gated_delta_few` takes.
+const FEW_HEADS: usize = 4;
 /// Columns of a value head that a thread block of `gated_delta_values` takes.
 const VALUE_COLUMNS: u32 = 32;
 /// Thread blocks that share the tiled segments of a head.
 const SEGMENT_BLOCKS: u32 = 4;
 
 /// Dimensions of a gated delta net.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeltaShape {
     /// Query and key heads.
     pub k_heads: usize,
@@ -43,13 +49,15 @@ pub struct DeltaShape {
     pub k_dim: usize,
     /// Dims of a value head.
     pub v_dim: usize,
+    /// Channels of the convolution: queries, keys and values.
+    pub channels: usize,
     /// Taps of the convolution.
     pub taps: usize,
 }
 
 impl DeltaShape {
-    /// Channels of the convolution: queries, keys, values.
-    pub fn channels(&self) -> usize {
+    /// Width of queries, keys and values.
+    fn qkv_width(&self) -> usize {
         2 * self.k_heads * self.k_dim + self.value_width()
     }
 
@@ -59,18 +67,18 @@ impl DeltaShape {
     }
 
     fn is_fast(&self) -> bool {
-        self.k_dim == FAST_DIM && self.v_dim == FAST_DIM && self.taps <= FAST_TAPS
+        self.k_dim == FAST_DIM && self.v_dim == FAST_DIM && self.taps == FAST_TAPS
     }
 
     fn check(&self) -> Result<(), CudaError> {
         let heads = self.k_heads > 0 && self.v_heads > 0 && self.v_heads.is_multiple_of(self.k_heads);
         let dims = [self.k_dim, self.v_dim].iter().all(|dim| *dim > 0 && *dim <= MAX_DIM && dim % DIM_UNIT == 0);
-        if heads && dims && (1..=MAX_TAPS).contains(&self.taps) {
+        if heads && dims && (1..=MAX_TAPS).contains(&self.taps) && self.channels.is_multiple_of(2) {
             return Ok(());
         }
         Err(CudaError::Unsupported(format!(
             "a gated delta net with {} key heads of {}, {} value heads of {} and {} taps (heads of up to {MAX_DIM} in \
-             multiples of {DIM_UNIT}, value heads a multiple of key heads, up to {MAX_TAPS} taps)",
+             multiples of {DIM_UNIT}, value heads a multiple of key heads, up to {MAX_TAPS} taps, even channels)",
             self.k_heads, self.k_dim, self.v_heads, self.v_dim, self.taps
         )))
     }
@@ -106,14 +114,14 @@ impl DeltaCaches {
     ) -> Result<Self, CudaError> {
         shape.check()?;
         // The rows that a launch writes must never take the place of those that it reads.
-        let ring_rows = ring_rows.max(shape.taps - 1 + FEW_ROWS);
+        let ring_rows = ring_rows.max(shape.taps - 1 + FEW_ROWS).next_power_of_two();
         Ok(Self {
             shape,
             anchors: device.zeros(4 * anchor_slots * shape.value_width() * shape.k_dim)?,
             k: device.zeros(4 * open_pages * shape.k_heads * BLOCK * shape.k_dim)?,
             u: device.zeros(4 * open_pages * shape.value_width() * BLOCK)?,
             g: device.zeros(4 * open_pages * shape.v_heads * BLOCK)?,
-            ring: device.zeros(2 * rings * ring_rows * shape.channels())?,
+            ring: device.zeros(2 * rings * ring_rows * shape.channels)?,
             ring_rows,
         })
     }
@@ -216,54 +224,18 @@ pub struct DeltaRoom {
     pub tiles: usize,
 }
 
-/// Mirrors `GatedDelta` of gated_delta.cuh.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct DeltaArgs {
-    step: StepArgs,
-    projected: u64,
-    conv_weight: u64,
-    a_log: u64,
-    dt_bias: u64,
-    norm_weight: u64,
-    ring: u64,
-    anchors: u64,
-    open_k: u64,
-    open_u: u64,
-    open_g: u64,
-    gated: u64,
-    convolved: u64,
-    mixed: u64,
-    inverse_norms: u64,
-    dots: u64,
-    decays: u64,
-    betas: u64,
-    stride: u32,
-    z_offset: u32,
-    a_offset: u32,
-    b_offset: u32,
-    k_heads: u32,
-    v_heads: u32,
-    k_dim: u32,
-    v_dim: u32,
-    taps: u32,
-    ring_rows: u32,
-    groups: u32,
-    norm_eps: f32,
-    observed: u32,
-}
-
-// SAFETY: mirrors the structure in gated_delta.cuh, addresses first.
-unsafe impl Params for DeltaArgs {}
-
 /// The kernels for one shape.
 pub struct DeltaKernels {
     shape: DeltaShape,
     kind: Kind,
+    conv: ConvKernels,
+    norm: GatedNormKernels,
+    multiprocessors: u32,
 }
 
+/// Kernels for segments of few rows and for tiles.
 enum Kind {
-    Fast { few: Kernel, conv: Kernel, conv_any: Kernel, keys: Kernel, values: Kernel, norm: Kernel },
+    Fast { few: Kernel, keys: Kernel, values: Kernel },
     Any { few: Kernel, tiles: Kernel },
 }
 
@@ -277,11 +249,8 @@ impl DeltaKernels {
         let kind = if shape.is_fast() && device.properties().shared_per_block >= VALUES_SHARED {
             Kind::Fast {
                 few: device.kernel("gated_delta_few", "gated_delta_few", FEW_SHARED)?,
-                conv: device.kernel("causal_conv", "causal_conv_tiles", 0)?,
-                conv_any: device.kernel("causal_conv", "causal_conv_tiles_any", 0)?,
                 keys: device.kernel("gated_delta_tiles", "gated_delta_keys", KEYS_SHARED)?,
                 values: device.kernel("gated_delta_tiles", "gated_delta_values", VALUES_SHARED)?,
-                norm: device.kernel("gated_norm", "gated_norm_tiles", 0)?,
             }
         } else {
             Kind::Any {
@@ -289,10 +258,11 @@ impl DeltaKernels {
                 tiles: device.kernel("gated_delta_any", "gated_delta_any_tiles", ANY_SHARED)?,
             }
         };
-        Ok(Self { shape, kind })
+        let (conv, norm) = (ConvKernels::new(device)?, GatedNormKernels::new(device)?);
+        Ok(Self { shape, kind, conv, norm, multiprocessors: device.properties().multiprocessors })
     }
 
-    /// Runs a layer over the step's rows.
+    /// Convolution, rule and norm of a layer over the step's rows.
     ///
     /// # Errors
     /// What the driver says, or a projection whose rows cannot be read in pairs.
@@ -308,74 +278,187 @@ impl DeltaKernels {
         scratch: &DeltaScratch,
         buffers: &DeltaBuffers<'_>,
     ) -> Result<(), CudaError> {
-        self.check(room, columns, params, caches, scratch, buffers)?;
-        let args = self.args(room, columns, params, caches, scratch, buffers);
-        let (few, tiles) = (room.few as u32, room.tiles as u32);
-        let (k_heads, v_heads) = (args.k_heads, args.v_heads);
-        let run = |kernel: &Kernel, grid: (u32, u32, u32), threads: u32, shared: u32| {
-            if grid.0 * grid.1 * grid.2 == 0 {
-                return Ok(());
-            }
-            // SAFETY: `check` saw that every buffer holds what the kernels touch; slots, pages and rings come from
-            // tables that were made for these caches.
-            unsafe { kernel.launch(Launch::new(grid, threads).shared(shared), &args) }
+        let (shape, rows, width) = (&self.shape, room.rows, self.shape.value_width());
+        self.check(room, params, caches, scratch, room.tiles > 0)?;
+        let ends = [shape.channels, columns.z + width, columns.a + shape.v_heads, columns.b + shape.v_heads];
+        assert!(ends.iter().all(|end| *end <= columns.width), "a row has all of {ends:?} columns");
+        holds("projection", buffers.projected, 2 * rows * columns.width);
+        holds("gated rows", buffers.gated, packed_bytes(rows, width));
+        holds("convolution weight", params.conv, 4 * shape.channels * shape.taps);
+        holds("norm weight", params.norm, 4 * shape.v_dim);
+        if room.tiles > 0 || buffers.observed {
+            holds("convolved rows", buffers.convolved, 2 * rows * shape.channels);
+            holds("mixed rows", buffers.mixed, 2 * rows * width);
+        }
+        if !(columns.width.is_multiple_of(2) && columns.z.is_multiple_of(2)) {
+            return Err(CudaError::Unsupported(format!("gates at column {} of rows of {}", columns.z, columns.width)));
+        }
+        let args = DeltaArgs {
+            projected: buffers.projected.address(),
+            conv_weight: params.conv.address(),
+            norm_weight: params.norm.address(),
+            gated: buffers.gated.address(),
+            convolved: buffers.convolved.address(),
+            mixed: buffers.mixed.address(),
+            z_offset: columns.z as u32,
+            groups: room.rows.div_ceil(8) as u32,
+            norm_eps: params.norm_eps,
+            observed: buffers.observed.into(),
+            norm_wanted: 1,
+            ..self.args(room, columns, params, caches, scratch)
         };
-        match &self.kind {
-            Kind::Fast { few: kernel, conv, conv_any, keys, values, norm } => {
-                run(kernel, (v_heads, few, 1), 256, FEW_SHARED)?;
-                let channels = self.shape.channels() as u32;
-                if channels.is_multiple_of(8) && args.stride.is_multiple_of(8) {
-                    run(conv, (channels.div_ceil(1024), tiles, 4), 128, 0)?;
-                } else {
-                    run(conv_any, (channels.div_ceil(256), tiles, 4), 128, 0)?;
+        let (few, tiles) = (room.few as u32, room.tiles as u32);
+        let heads = self.heads_of_block(few);
+        // SAFETY: every buffer was seen to hold what the kernels touch; slots, pages and rings come from tables that
+        // were made for these caches.
+        unsafe {
+            match &self.kind {
+                Kind::Fast { few: kernel, .. } => {
+                    let args = DeltaArgs { heads, ..args };
+                    run(kernel, (args.v_heads / heads, few, 1), 256, FEW_SHARED, &args)?;
+                    self.conv.run(tiles, &args)?;
+                    self.rule_of_tiles(tiles, &args)?;
+                    self.norm.run(tiles, &args)
                 }
-                run(keys, (k_heads, tiles, 1), 256, KEYS_SHARED)?;
-                let grid = (FAST_DIM as u32 / VALUE_COLUMNS, v_heads, tiles.min(SEGMENT_BLOCKS));
-                run(values, grid, 128, VALUES_SHARED)?;
-                run(norm, (16, tiles, 1), 256, 0)
+                Kind::Any { .. } => self.general_rule(few, tiles, &args),
             }
-            Kind::Any { few: kernel, tiles: tiled } => {
-                run(kernel, (k_heads, few, 1), 256, ANY_SHARED)?;
-                run(tiled, (k_heads, tiles.min(SEGMENT_BLOCKS), 1), 256, ANY_SHARED)
+        }
+    }
+
+    /// The convolution alone: the first columns of `x` (rows of `width`) to row-major `out`.
+    ///
+    /// # Panics
+    /// As [`Self::launch`].
+    pub fn convolve(
+        &self,
+        room: &DeltaRoom,
+        x: &Memory,
+        width: usize,
+        weight: &Memory,
+        caches: &DeltaCaches,
+        out: &Memory,
+    ) -> Result<(), CudaError> {
+        let shape = &self.shape;
+        assert!(caches.shape == *shape && shape.channels <= width, "layer and caches have the same shape");
+        holds("projection", x, 2 * room.rows * width);
+        holds("convolved rows", out, 2 * room.rows * shape.channels);
+        holds("convolution weight", weight, 4 * shape.channels * shape.taps);
+        if !width.is_multiple_of(2) {
+            return Err(CudaError::Unsupported(format!("a convolution over rows of {width}")));
+        }
+        let args = DeltaArgs {
+            step: room.step,
+            projected: x.address(),
+            conv_weight: weight.address(),
+            ring: caches.ring.address(),
+            convolved: out.address(),
+            stride: width as u32,
+            channels: shape.channels as u32,
+            taps: shape.taps as u32,
+            ring_rows: caches.ring_rows as u32,
+            all_rows: 1,
+            ..DeltaArgs::default()
+        };
+        // SAFETY: as in `launch`.
+        unsafe { self.conv.run((room.few + room.tiles) as u32, &args) }
+    }
+
+    /// The rule alone: from convolved rows and the rows that hold a and b to row-major `mixed`. `columns.z` and the
+    /// weights of convolution and norm are not looked at.
+    ///
+    /// # Panics
+    /// As [`Self::launch`]; there must be scratch for all rows.
+    #[expect(clippy::too_many_arguments, reason = "the operands of one operation")]
+    pub fn mix(
+        &self,
+        room: &DeltaRoom,
+        convolved: &Memory,
+        ab: &Memory,
+        columns: &DeltaColumns,
+        params: &DeltaParams<'_>,
+        caches: &DeltaCaches,
+        scratch: &DeltaScratch,
+        mixed: &Memory,
+    ) -> Result<(), CudaError> {
+        let (shape, rows) = (&self.shape, room.rows);
+        self.check(room, params, caches, scratch, true)?;
+        holds("convolved rows", convolved, 2 * rows * shape.channels);
+        holds("rows of a and b", ab, 2 * rows * columns.width);
+        holds("mixed rows", mixed, 2 * rows * shape.value_width());
+        assert!(columns.a.max(columns.b) + shape.v_heads <= columns.width, "a row has all of a and b");
+        let args = DeltaArgs {
+            projected: ab.address(),
+            convolved: convolved.address(),
+            mixed: mixed.address(),
+            observed: 1,
+            convolved_given: 1,
+            ..self.args(room, columns, params, caches, scratch)
+        };
+        let (few, tiles) = (room.few as u32, room.tiles as u32);
+        // SAFETY: as in `launch`.
+        unsafe {
+            match &self.kind {
+                Kind::Fast { .. } => self.rule_of_tiles(few + tiles, &DeltaArgs { all_rows: 1, ..args }),
+                Kind::Any { .. } => self.general_rule(few, tiles, &args),
             }
+        }
+    }
+
+    /// Value heads that a thread block of `gated_delta_few` takes: all of a key head if there are more of them than the
+    /// device holds at once, for then they share a convolution and overlap their reads.
+    fn heads_of_block(&self, few: u32) -> u32 {
+        let DeltaShape { k_heads, v_heads, .. } = self.shape;
+        if few * v_heads as u32 <= 2 * self.multiprocessors {
+            return 1;
+        }
+        let group = v_heads / k_heads;
+        (1..=FEW_HEADS.min(group)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1) as u32
+    }
+
+    /// # Safety
+    /// Every address must be valid for what the kernels do.
+    unsafe fn rule_of_tiles(&self, tiles: u32, args: &DeltaArgs) -> Result<(), CudaError> {
+        let Kind::Fast { keys, values, .. } = &self.kind else { return Ok(()) };
+        let grid = (FAST_DIM as u32 / VALUE_COLUMNS, args.v_heads, tiles.min(SEGMENT_BLOCKS));
+        // SAFETY: the caller's promise.
+        unsafe {
+            run(keys, (args.k_heads, tiles, 1), 256, KEYS_SHARED, args)?;
+            run(values, grid, 128, VALUES_SHARED, args)
+        }
+    }
+
+    /// # Safety
+    /// Every address must be valid for what the kernels do.
+    unsafe fn general_rule(&self, few: u32, tiles: u32, args: &DeltaArgs) -> Result<(), CudaError> {
+        let Kind::Any { few: kernel, tiles: tiled } = &self.kind else { return Ok(()) };
+        // SAFETY: the caller's promise.
+        unsafe {
+            run(kernel, (args.k_heads, few, 1), 256, ANY_SHARED, args)?;
+            run(tiled, (args.k_heads, tiles.min(SEGMENT_BLOCKS), 1), 256, ANY_SHARED, args)
         }
     }
 
     fn check(
         &self,
         room: &DeltaRoom,
-        columns: &DeltaColumns,
         params: &DeltaParams<'_>,
         caches: &DeltaCaches,
         scratch: &DeltaScratch,
-        buffers: &DeltaBuffers<'_>,
+        scratched: bool,
     ) -> Result<(), CudaError> {
-        let shape = &self.shape;
-        let (rows, width) = (room.rows, shape.value_width());
+        let (shape, rows) = (&self.shape, room.rows);
         assert!(caches.shape == *shape && scratch.shape == *shape, "layer, caches and scratch have the same shape");
-        assert!(room.tiles == 0 || scratch.rows >= rows, "scratch for {} of {rows} rows", scratch.rows);
+        assert!(!scratched || scratch.rows >= rows, "scratch for {} of {rows} rows", scratch.rows);
         assert!(room.few <= rows && room.tiles <= rows, "every segment and tile has rows");
-        let ends = [shape.channels(), columns.z + width, columns.a + shape.v_heads, columns.b + shape.v_heads];
-        assert!(ends.iter().all(|end| *end <= columns.width), "a row has all of {ends:?} columns");
-        let holds = |what: &str, memory: &Memory, bytes: usize| {
-            assert!(memory.bytes() >= bytes, "{what}: {bytes} bytes needed, {} there", memory.bytes());
-        };
-        holds("projection", buffers.projected, 2 * rows * columns.width);
-        holds("gated rows", buffers.gated, packed_bytes(rows, width));
-        if room.tiles > 0 || buffers.observed {
-            holds("convolved rows", buffers.convolved, 2 * rows * shape.channels());
-            holds("mixed rows", buffers.mixed, 2 * rows * width);
-        }
-        holds("convolution weight", params.conv, 4 * shape.channels() * shape.taps);
         holds("a_log", params.a_log, 4 * shape.v_heads);
         holds("dt_bias", params.dt_bias, 4 * shape.v_heads);
-        holds("norm weight", params.norm, 4 * shape.v_dim);
-        if columns.width.is_multiple_of(2) && columns.z.is_multiple_of(2) {
+        if shape.channels == shape.qkv_width() {
             return Ok(());
         }
-        Err(CudaError::Unsupported(format!("gates at column {} of rows of {}", columns.z, columns.width)))
+        Err(CudaError::Unsupported(format!("{} channels for heads of {}", shape.channels, shape.qkv_width())))
     }
 
+    /// What the rule needs.
     fn args(
         &self,
         room: &DeltaRoom,
@@ -383,41 +466,33 @@ impl DeltaKernels {
         params: &DeltaParams<'_>,
         caches: &DeltaCaches,
         scratch: &DeltaScratch,
-        buffers: &DeltaBuffers<'_>,
     ) -> DeltaArgs {
         let shape = &self.shape;
         DeltaArgs {
             step: room.step,
-            projected: buffers.projected.address(),
-            conv_weight: params.conv.address(),
             a_log: params.a_log.address(),
             dt_bias: params.dt_bias.address(),
-            norm_weight: params.norm.address(),
             ring: caches.ring.address(),
             anchors: caches.anchors.address(),
             open_k: caches.k.address(),
             open_u: caches.u.address(),
             open_g: caches.g.address(),
-            gated: buffers.gated.address(),
-            convolved: buffers.convolved.address(),
-            mixed: buffers.mixed.address(),
             inverse_norms: scratch.inverse_norms.address(),
             dots: scratch.dots.address(),
             decays: scratch.decays.address(),
             betas: scratch.betas.address(),
             stride: columns.width as u32,
-            z_offset: columns.z as u32,
             a_offset: columns.a as u32,
             b_offset: columns.b as u32,
             k_heads: shape.k_heads as u32,
             v_heads: shape.v_heads as u32,
             k_dim: shape.k_dim as u32,
             v_dim: shape.v_dim as u32,
+            channels: shape.channels as u32,
             taps: shape.taps as u32,
             ring_rows: caches.ring_rows as u32,
-            groups: room.rows.div_ceil(8) as u32,
-            norm_eps: params.norm_eps,
-            observed: buffers.observed.into(),
+            heads: 1,
+            ..DeltaArgs::default()
         }
     }
 }
@@ -426,12 +501,12 @@ impl DeltaKernels {
 mod tests {
     use super::*;
 
-    const SHAPE: DeltaShape = DeltaShape { k_heads: 16, v_heads: 48, k_dim: 128, v_dim: 128, taps: 4 };
+    const SHAPE: DeltaShape = DeltaShape { k_heads: 16, v_heads: 48, k_dim: 128, v_dim: 128, channels: 10240, taps: 4 };
 
     #[test]
     fn what_the_kernels_cannot_do_is_an_error() {
         assert!(SHAPE.check().is_ok() && SHAPE.is_fast());
-        assert_eq!((SHAPE.channels(), SHAPE.value_width()), (10240, 6144));
+        assert_eq!((SHAPE.qkv_width(), SHAPE.value_width()), (10240, 6144));
         let general = DeltaShape { k_dim: 64, v_dim: 256, taps: 8, ..SHAPE };
         assert!(general.check().is_ok() && !general.is_fast());
         for shape in [
@@ -441,6 +516,7 @@ mod tests {
             DeltaShape { k_heads: 0, ..SHAPE },
             DeltaShape { taps: 9, ..SHAPE },
             DeltaShape { taps: 0, ..SHAPE },
+            DeltaShape { channels: 10241, ..SHAPE },
         ] {
             assert!(matches!(shape.check(), Err(CudaError::Unsupported(_))), "{shape:?}");
         }

@@ -5,6 +5,7 @@
 
 mod attention;
 mod delta;
+mod delta_parts;
 mod device;
 mod error;
 mod kv;
@@ -23,6 +24,7 @@ pub use attention::{AttentionKernels, AttentionOp, AttentionRoom};
 pub use delta::{
     DeltaBuffers, DeltaCaches, DeltaColumns, DeltaKernels, DeltaParams, DeltaRoom, DeltaScratch, DeltaShape,
 };
+pub use delta_parts::{GatedNorm, GatedNormKernels};
 pub use device::{Device, Memory, Pinned, Plain, Properties, device_count};
 pub use error::CudaError;
 pub use kv::KvPages;
@@ -31,7 +33,7 @@ pub use linear::{LinearKernels, LinearOut, LinearRows, PackedRows};
 pub use module::Kernel;
 pub use probe::probe_memory;
 pub use rope::{HeadNorms, Rope, RopeKernel};
-pub use rows::{Gates, Norm, RowKernels, StepRoom};
+pub use rows::{Gates, Norm, NormRows, RowKernels, StepRoom};
 pub use sample::{Candidate, Choice, MAX_TOP, RowSelection, SampleKernels};
 pub use step::{DeviceSegment, FEW_ROWS, StepArena, StepArgs, StepRows, TILE_ROWS, Tile};
 pub use weights::{LinearFormat, LinearShape, MAX_PARTS, PackedLinear, RawWeight, WeightLoader};

@@ -9,7 +9,7 @@ use super::rows::{Norm, StepRoom};
 use super::step::StepArgs;
 use crate::rope::QkvLayout;
 
-/// Heads that a thread block of the kernel takes.
+/// Heads that a thread block of the kernel takes at a time.
 const HEADS: usize = 4;
 
 /// Rotary embedding of the first `2 · half` dims of a head, pairs (i, i + half).
@@ -37,6 +37,7 @@ pub struct HeadNorms<'a> {
 /// The kernel, resolved.
 pub struct RopeKernel {
     kernel: Kernel,
+    multiprocessors: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -71,7 +72,8 @@ unsafe impl Params for RopeStoreArgs {}
 impl RopeKernel {
     /// Finds the kernel.
     pub fn new(device: &Device) -> Result<Self, CudaError> {
-        Ok(Self { kernel: device.kernel("rope_store", "rope_store", 0)? })
+        let multiprocessors = device.properties().multiprocessors as usize;
+        Ok(Self { kernel: device.kernel("rope_store", "rope_store", 0)?, multiprocessors })
     }
 
     /// Norms and rotates queries and keys in place in rows of `width` bf16, and stores keys and values.
@@ -122,7 +124,8 @@ impl RopeKernel {
             k_scale: cache.scales.k,
             v_scale: cache.scales.v,
         };
-        let groups = (heads + kv_heads).div_ceil(HEADS);
+        // A row's angles are computed by each of its thread blocks: one, where there are enough rows.
+        let groups = (4 * self.multiprocessors / room.rows.max(1)).clamp(1, (heads + kv_heads).div_ceil(HEADS));
         let shape = Launch::new((room.rows as u32, groups as u32, 1), (32 * HEADS) as u32);
         // SAFETY: the buffers hold what the kernel reads and writes; block tables name pages of the cache.
         unsafe { self.kernel.launch(shape, &args) }

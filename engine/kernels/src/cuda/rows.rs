@@ -6,6 +6,7 @@ use super::launch::{Launch, Params};
 use super::module::Kernel;
 use super::packed_bytes;
 use super::step::StepArgs;
+use super::weights::PackedLinear;
 
 /// Rows that are worth a thread block each in a norm; more are worked on in groups of eight.
 const NORM_ROWS: usize = 512;
@@ -15,7 +16,6 @@ const NORM_WIDTH: usize = 16 * 1024;
 /// The kernels, resolved.
 pub struct RowKernels {
     embed: Kernel,
-    embed_packed: Kernel,
     norm_row: Kernel,
     norm_group: Kernel,
     silu_mul: Kernel,
@@ -45,6 +45,18 @@ pub struct Norm {
     pub eps: f32,
     /// Whether the weight is an offset from one.
     pub unit_offset: bool,
+}
+
+/// Which rows a norm has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum NormRows {
+    /// All rows of the step.
+    Step = 0,
+    /// The rows whose logits are wanted, out of all.
+    Gather = 1,
+    /// Rows that have been gathered before.
+    Logits = 2,
 }
 
 /// Where the gates of an attention output stand in the rows of a projection.
@@ -80,7 +92,7 @@ struct RmsNormArgs {
     out: u64,
     width: u32,
     groups: u32,
-    gather: u32,
+    which: u32,
     unit_offset: u32,
     eps: f32,
 }
@@ -155,7 +167,6 @@ impl RowKernels {
     pub fn new(device: &Device) -> Result<Self, CudaError> {
         Ok(Self {
             embed: device.kernel("embed", "embed", 0)?,
-            embed_packed: device.kernel("embed", "embed_packed", 0)?,
             norm_row: device.kernel("rms_norm", "rms_norm_row", 0)?,
             norm_group: device.kernel("rms_norm", "rms_norm_group", 0)?,
             silu_mul: device.kernel("silu_mul", "silu_mul", 0)?,
@@ -168,31 +179,25 @@ impl RowKernels {
         })
     }
 
-    /// Rows of `table` (bf16 `[vocabulary, width]`) for the step's tokens, to row-major `out`.
+    /// Rows of `table` (a plain BF16 weight with a row a token) for the step's tokens, to row-major `out`.
+    ///
+    /// # Errors
+    /// If the table is not BF16 rows of `width` columns.
     ///
     /// # Panics
     /// If `out` is too small.
-    pub fn embed(&self, room: &StepRoom, table: &Memory, out: &Memory, width: usize) -> Result<(), CudaError> {
+    pub fn embed(&self, room: &StepRoom, table: &PackedLinear, out: &Memory, width: usize) -> Result<(), CudaError> {
         holds("embedding", out, 2 * room.rows * width);
-        let args = EmbedArgs { step: room.step, table: table.address(), out: out.address(), width: width as u32 };
-        let threads = (width.div_ceil(8) as u32).next_multiple_of(32).clamp(32, 1024);
+        if !table.is_table() || table.k() != width {
+            return Err(CudaError::Unsupported(format!("an embedding of width {width} that is not a BF16 table")));
+        }
+        let args = EmbedArgs { step: room.step, table: table.address(0), out: out.address(), width: width as u32 };
+        let threads = (width.div_ceil(4) as u32).next_multiple_of(32).clamp(32, 1024);
         // SAFETY: `out` holds the rows; tokens were checked against the vocabulary by the caller.
         unsafe { self.embed.launch(Launch::new((room.rows as u32, 1, 1), threads), &args) }
     }
 
-    /// As [`Self::embed`], from a linear layer's packed bf16 weight of `width` columns.
-    ///
-    /// # Panics
-    /// If `out` is too small.
-    pub fn embed_packed(&self, room: &StepRoom, table: &Memory, out: &Memory, width: usize) -> Result<(), CudaError> {
-        holds("embedding", out, 2 * room.rows * width);
-        let args = EmbedArgs { step: room.step, table: table.address(), out: out.address(), width: width as u32 };
-        let threads = (width.div_ceil(4) as u32).next_multiple_of(32).clamp(32, 512);
-        // SAFETY: `out` holds the rows; tokens were checked against the vocabulary by the caller.
-        unsafe { self.embed_packed.launch(Launch::new((room.rows as u32, 1, 1), threads), &args) }
-    }
-
-    /// RMS norm of row-major `x` to packed `out`. With `gather` the output has the step's logit rows, else all rows.
+    /// RMS norm of row-major `x` to packed `out`. Which rows it has is told by `which`.
     ///
     /// # Panics
     /// If a buffer is too small.
@@ -205,10 +210,11 @@ impl RowKernels {
         out: &Memory,
         width: usize,
         norm: Norm,
-        gather: bool,
+        which: NormRows,
     ) -> Result<(), CudaError> {
-        let rows = if gather { room.logit_rows } else { room.rows };
-        holds("norm input", x, 2 * room.rows * width);
+        let rows = if which == NormRows::Step { room.rows } else { room.logit_rows };
+        let source = if which == NormRows::Logits { room.logit_rows } else { room.rows };
+        holds("norm input", x, 2 * source * width);
         holds("norm weight", weight, 4 * width);
         holds("norm output", out, packed_bytes(rows, width));
         let args = RmsNormArgs {
@@ -218,7 +224,7 @@ impl RowKernels {
             out: out.address(),
             width: width as u32,
             groups: groups(rows),
-            gather: gather.into(),
+            which: which as u32,
             unit_offset: norm.unit_offset.into(),
             eps: norm.eps,
         };

@@ -62,13 +62,13 @@ impl RowSelection {
     }
 }
 
-/// A token and its logit.
+/// A token and its logit. Minus zero is given as zero, so that tokens of equal logits are in the order of ids.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub struct Candidate {
     /// The token.
     pub id: u32,
-    /// Its logit; minus zero is zero.
+    /// Its logit.
     pub logit: f32,
 }
 
@@ -163,6 +163,11 @@ impl SampleKernels {
             max_rows,
             vocab,
         })
+    }
+
+    /// Logit rows of the largest step.
+    pub fn max_rows(&self) -> usize {
+        self.max_rows
     }
 
     /// Starts the copy of what is asked of the step's logit rows, if it is not there already. The step before must be

@@ -49,7 +49,7 @@ unsafe impl Plain for DeviceSegment {}
 unsafe impl Plain for Tile {}
 
 /// What kernels are given: device addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct StepArgs {
     tokens: u64,
@@ -156,6 +156,11 @@ impl StepArena {
             max_rows,
             max_tables,
         })
+    }
+
+    /// Rows of the largest step.
+    pub fn max_rows(&self) -> usize {
+        self.max_rows
     }
 
     /// Addresses for steps of up to `capacity` rows.

@@ -124,6 +124,11 @@ impl PackedLinear {
         self.silu
     }
 
+    /// Whether it is one plain BF16 matrix, whose rows can be looked up.
+    pub fn is_table(&self) -> bool {
+        !self.silu && self.parts.len() == 1 && self.parts[0].shape.format == LinearFormat::Bf16
+    }
+
     /// Columns of an output row that are written (of a fused gate and up: of its packed output).
     pub fn width(&self) -> usize {
         self.parts.iter().map(|part| part.shape.column + part.shape.n).max().unwrap_or(0)

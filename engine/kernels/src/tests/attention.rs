@@ -76,7 +76,9 @@ pub(super) fn stored(dtype: KvDtype, values: &[f32], scale: f32) -> Vec<f32> {
     match dtype {
         KvDtype::F32 => values.to_vec(),
         KvDtype::Bf16 => rounded(values, true),
-        KvDtype::Fp8 => values.iter().map(|value| <u8 as KvElement>::from_f32(value / scale).to_f32()).collect(),
+        KvDtype::Fp8 => {
+            values.iter().map(|value| <u8 as KvElement>::from_f32(value * (1.0 / scale)).to_f32()).collect()
+        }
     }
 }
 

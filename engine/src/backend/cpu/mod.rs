@@ -48,7 +48,10 @@ impl CpuBackend {
     pub fn new(plan: Plan, options: CpuOptions) -> Self {
         let sizes = options.sizes;
         let kv = (plan.kv_layers.iter())
-            .map(|layer| KvLayer::new(options.kv_dtype, sizes.pages, layer.kv_heads, layer.head_dim, layer.head_dim))
+            .map(|layer| {
+                let (heads, dim) = (layer.kv_heads, layer.head_dim);
+                KvLayer::new(options.kv_dtype, sizes.pages, heads, dim, dim).with_scales(layer.scales)
+            })
             .collect();
         let states = (plan.state_layers.iter())
             .map(|l| {
