@@ -104,7 +104,8 @@ impl Cache {
         let mut missing = missing_files(&folder);
         match self.manifest(repo, &commit).load() {
             Some(manifest) => {
-                let here = |file: &ManifestFile| facts(&folder.join(&file.path)).is_ok_and(|(size, _)| size == file.size);
+                let here =
+                    |file: &ManifestFile| facts(&folder.join(&file.path)).is_ok_and(|(size, _)| size == file.size);
                 missing.extend(manifest.files.iter().filter(|file| !here(file)).map(|file| file.path.clone()));
             }
             None if !has_tokenizer(&folder) => missing.push("a tokenizer".to_owned()),

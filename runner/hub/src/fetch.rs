@@ -122,7 +122,10 @@ impl Hub {
         let weights = if indexed { Vec::new() } else { listing.weights(None).map_err(unusable)? };
         let mut files = job.bring_all(&[small, weights].concat()).await?;
         if indexed {
-            let index = self.cache.blob(repo, &listing.get(INDEX).map(|file| file.digest.clone()).ok_or_else(|| unusable(String::new()))?);
+            let index = self.cache.blob(
+                repo,
+                &listing.get(INDEX).map(|file| file.digest.clone()).ok_or_else(|| unusable(String::new()))?,
+            );
             let text = std::fs::read_to_string(&index).map_err(HubError::io(&index))?;
             let names = shards(&text).map_err(unusable)?;
             files.extend(job.bring_all(&listing.weights(Some(&names)).map_err(unusable)?).await?);
@@ -270,11 +273,7 @@ impl Job<'_> {
 
     /// Makes the revision visible: the files of its snapshot, then the manifest that vouches for them, then its name.
     /// Each is on the disk before the next begins.
-    async fn publish(
-        &self,
-        revision: &Revision,
-        entries: Vec<ManifestFile>,
-    ) -> Result<(Snapshot, Manifest), HubError> {
+    async fn publish(&self, revision: &Revision, entries: Vec<ManifestFile>) -> Result<(Snapshot, Manifest), HubError> {
         let (cache, files) = (self.hub.cache.clone(), self.hub.files.clone());
         let (repo, commit, revision) = (self.repo.clone(), self.commit.clone(), revision.clone());
         blocking(move || {

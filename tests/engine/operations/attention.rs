@@ -7,6 +7,7 @@ use crate::devices::cases;
 use crate::random::Rng;
 use atlas_engine::config::rope::RopeSpec;
 use atlas_engine::plan::{KvLayerSpec, Op, QkvSpec};
+use atlas_kernels::KvScales;
 
 /// What is drawn.
 #[derive(Debug, Clone, Copy)]
@@ -52,13 +53,8 @@ impl Shape {
         let mut builder = Builder::new(rng, 32, apart);
         let gain = |column| if column < v_offset { 1.5 } else { self.gain };
         let qkv = builder.input_by("projected", v_offset + self.kv_heads * dim, gain);
-        builder.plan.kv_layers.push(KvLayerSpec {
-            kv_heads: self.kv_heads,
-            head_dim: dim,
-            k: ParamId(0),
-            v: ParamId(0),
-            scales: KvScales { k: self.scales.0, v: self.scales.1 },
-        });
+        let scales = KvScales { k: self.scales.0, v: self.scales.1 };
+        builder.plan.kv_layers.push(KvLayerSpec { scales, ..KvLayerSpec::new(self.kv_heads, dim) });
         let frequency = |pair: usize| 10_000f32.powf(-2.0 * pair as f32 / self.rotated as f32);
         let inv_freq = (0..self.rotated / 2).map(frequency).collect();
         builder.plan.ropes.push(RopeSpec { inv_freq, attention_scaling: self.scaling });

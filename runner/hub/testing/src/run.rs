@@ -88,7 +88,8 @@ pub fn run_seed(seed: u64) -> Report {
 fn target(random: &mut Random, repo: &Repo, behaviour: Behaviour) -> String {
     let size = |path: &&String| repo.files[*path].content.len();
     let large = |path: &&String| repo.files[*path].lfs && size(path) > 0;
-    let only_large = matches!(behaviour, Behaviour::Forbidden | Behaviour::Gone | Behaviour::Expire | Behaviour::RedirectOn);
+    let only_large =
+        matches!(behaviour, Behaviour::Forbidden | Behaviour::Gone | Behaviour::Expire | Behaviour::RedirectOn);
     let fitting: Vec<&String> = match only_large || random.below(3) > 0 {
         true => repo.wanted.iter().filter(large).collect(),
         false => repo.wanted.iter().filter(|path| size(path) > 0).collect(),

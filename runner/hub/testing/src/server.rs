@@ -272,7 +272,9 @@ impl Shared {
                         .with("Location: /api/models/moved/model/revision/main?blobs=true");
                 }
                 Behaviour::ListTraversal => {
-                    for path in ["../../../config.json", "/etc/config.json", "..\\model.safetensors", "a/../../x.safetensors"] {
+                    for path in
+                        ["../../../config.json", "/etc/config.json", "..\\model.safetensors", "a/../../x.safetensors"]
+                    {
                         let mut evil = siblings[target].clone();
                         evil["rfilename"] = path.into();
                         siblings.push(evil);
@@ -381,7 +383,8 @@ impl Shared {
                 return send(stream, &Reply::status("416 Range Not Satisfiable"), false, &self.stop);
             }
         }
-        let mut reply = Reply { status: "200 OK", headers, length: Some(part.len()), body: content, part, ending: Ending::Whole };
+        let mut reply =
+            Reply { status: "200 OK", headers, length: Some(part.len()), body: content, part, ending: Ending::Whole };
         let mut content_range = request.range.is_some().then(|| (reply.part.start, reply.part.end, total));
         if request.range.is_some() {
             reply.status = "206 Partial Content";
@@ -475,7 +478,9 @@ impl Shared {
                 return instead(Reply::status("429 Too Many Requests").with("Retry-After: 86400"));
             }
             Behaviour::TooManyDate => {
-                return instead(Reply::status("429 Too Many Requests").with("Retry-After: Wed, 21 Oct 2099 07:28:00 GMT"));
+                return instead(
+                    Reply::status("429 Too Many Requests").with("Retry-After: Wed, 21 Oct 2099 07:28:00 GMT"),
+                );
             }
             Behaviour::Error500 => return instead(Reply::status("500 Internal Server Error")),
             Behaviour::Error502 => return instead(Reply::page("502 Bad Gateway")),
@@ -513,7 +518,9 @@ impl Shared {
             Behaviour::HugeHeaders => {
                 stream.write_all(b"HTTP/1.1 200 OK\r\n")?;
                 for _ in 0..20_000 {
-                    stream.write_all(b"X-More: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n")?;
+                    stream.write_all(
+                        b"X-More: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n",
+                    )?;
                 }
                 return Ok(Some(false));
             }
