@@ -103,6 +103,8 @@ impl Synthetic {
         let limits = EngineOptions {
             max_sequences: options.sequences,
             max_step_tokens: options.step_rows,
+            // Every run computes its whole prompt.
+            prefix_caching: false,
             ..EngineOptions::default()
         };
         let engine = start(model, limits).map_err(|error| CliError::Failed(error.to_string()))?;

@@ -7,6 +7,8 @@ mod devices;
 mod goldens;
 mod numerics;
 mod operations;
+mod prefix;
+mod pressure;
 mod random;
 mod selections;
 mod serving;

@@ -31,7 +31,7 @@ fn engine(limits: EngineOptions) -> EngineHandle {
     engine_on(&targets()[0], limits)
 }
 
-fn request(seed: u32, len: usize, max_tokens: usize) -> GenerateRequest {
+pub(crate) fn request(seed: u32, len: usize, max_tokens: usize) -> GenerateRequest {
     GenerateRequest {
         id: format!("test-{seed}"),
         prompt: (0..len as u32).map(|i| 8 + (i * 37 + seed * 101) % 480).collect(),
@@ -45,7 +45,7 @@ fn request(seed: u32, len: usize, max_tokens: usize) -> GenerateRequest {
 }
 
 /// Tokens and the reason of the end.
-fn drain(mut stream: GenerateStream) -> (Vec<u32>, FinishReason) {
+pub(crate) fn drain(mut stream: GenerateStream) -> (Vec<u32>, FinishReason) {
     let mut tokens = Vec::new();
     while let Some(event) = stream.blocking_next() {
         match event {
@@ -63,7 +63,7 @@ fn drain(mut stream: GenerateStream) -> (Vec<u32>, FinishReason) {
 }
 
 /// Waits, within bounds, until nothing runs and no page is held.
-fn settle(engine: &EngineHandle) {
+pub(crate) fn settle(engine: &EngineHandle) {
     for _ in 0..500 {
         let stats = engine.stats();
         if stats.running == 0 && stats.waiting == 0 {

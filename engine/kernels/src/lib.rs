@@ -38,7 +38,7 @@ mod tests;
 
 pub use activation::{GateLayout, add, sigmoid_mul, silu_mul};
 pub use attention::{AttentionArgs, attention};
-pub use conv::{ConvRing, ConvSegment, causal_conv};
+pub use conv::{ConvCache, ConvSegment, causal_conv};
 pub use delta::{BLOCK, DeltaArgs, DeltaSegment, DeltaState, gated_delta};
 pub use kv::{KvDtype, KvLayer, KvScales, KvSegment, PAGE};
 pub use linear::{LinearPart, linear};

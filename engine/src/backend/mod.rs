@@ -134,6 +134,12 @@ pub trait Backend: Send {
         observer: Option<&mut dyn Observer>,
     ) -> Result<StepOutput<'_>, EngineError>;
 
+    /// Whether a sequence can begin at any anchor with nothing but that anchor: convolutions keep the inputs before an
+    /// anchor with it. Prefix caching of models with recurrent state needs this.
+    fn resumes_at_anchors(&self) -> bool {
+        false
+    }
+
     /// Bytes of weights in memory.
     fn weight_bytes(&self) -> u64;
 

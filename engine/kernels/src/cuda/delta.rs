@@ -422,7 +422,7 @@ impl DeltaKernels {
         let grid = (FAST_DIM as u32 / VALUE_COLUMNS, args.v_heads, tiles.min(SEGMENT_BLOCKS));
         // SAFETY: the caller's promise.
         unsafe {
-            run(keys, (args.k_heads, tiles, 1), 256, KEYS_SHARED, args)?;
+            run(keys, (args.k_heads, tiles, 1), 128, KEYS_SHARED, args)?;
             run(values, grid, 128, VALUES_SHARED, args)
         }
     }

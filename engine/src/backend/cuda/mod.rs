@@ -234,8 +234,9 @@ const NO_GRAPHS: &str = "ATLAS_CUDA_NO_GRAPHS";
 
 fn arena(device: &Device, options: &BackendOptions, rows: usize) -> Result<StepArena, EngineError> {
     let sizes = &options.sizes;
-    // All pages, and for each segment its slots: a block is touched for every 64 rows.
-    let tables = sizes.pages + 2 * (rows + rows / 64 + 2 * rows.min(sizes.rings.max(rows)));
+    // Sequences share pages, so any of them may name all; and for each segment its slots: a block is touched for every
+    // 64 rows.
+    let tables = sizes.pages * sizes.rings.max(1) + 2 * (rows + rows / 64 + 2 * rows.min(sizes.rings.max(rows)));
     Ok(StepArena::new(device, rows.next_multiple_of(64).max(64), tables)?)
 }
 
