@@ -96,7 +96,8 @@ impl Synthetic {
         let options = LoadOptions {
             sequences: shape.concurrency as usize,
             context: Some(context.next_multiple_of(16).min(self.spec.max_positions)),
-            step_rows: (shape.prompt as usize).clamp(512, STEP_TOKENS),
+            // Few steps for all prompts, so that the streams come to decode together.
+            step_rows: (shape.prompt as usize * shape.concurrency as usize).clamp(512, STEP_TOKENS),
             ..self.options
         };
         let model = Model::synthetic(self.spec.clone(), &options, 1)?;

@@ -6,6 +6,7 @@
 
 mod buffers;
 mod launches;
+mod profile;
 mod rows;
 mod schedule;
 mod selections;
@@ -23,6 +24,7 @@ use atlas_kernels::cuda::{
     Device, FEW_ROWS, Graph, SampleKernels, StepArena, StepRoom, StepRows, device_count, probe_memory,
 };
 use launches::{Launches, Room};
+use profile::Profile;
 use rows::Shape;
 use schedule::{Launch, Layout};
 use std::collections::HashMap;
@@ -58,6 +60,7 @@ pub struct CudaBackend {
     graphs: HashMap<Shape, Option<Graph>>,
     /// Whether steps may be captured.
     capture: bool,
+    profile: Option<Profile>,
     options: BackendOptions,
     /// Rows of logits that were asked for whole, of the last step.
     logits: Vec<f32>,
@@ -72,6 +75,7 @@ impl CudaBackend {
         if options.activations != ActivationDtype::Bf16 {
             return Err(EngineError::Unsupported("activation_dtype: CUDA computes with bf16 activations only".into()));
         }
+        let profile = Profile::from_env()?;
         let device = Device::open(ordinal)?;
         let vocab = plan.logits.width;
         let launches = Launches::new(&device, plan, options.kv_dtype, &options.sizes)?;
@@ -82,7 +86,8 @@ impl CudaBackend {
             launches,
             rows: StepRows::default(),
             graphs: HashMap::new(),
-            capture: std::env::var_os(NO_GRAPHS).is_none(),
+            capture: std::env::var_os(NO_GRAPHS).is_none() && profile.is_none(),
+            profile,
             options: *options,
             logits: Vec::new(),
         };
@@ -270,11 +275,18 @@ impl Backend for CudaBackend {
         rows::fill(&mut self.rows, batch);
         self.arena.upload(&self.rows, shape.rows)?;
         self.sampling.upload(&batch.selections.iter().map(selections::asked).collect::<Vec<_>>())?;
+        let profiled = self.profile.as_mut().is_some_and(|profile| profile.wants(batch.rows()));
+        if profiled {
+            self.device.set_profiling(true)?;
+        }
         match observer {
             Some(observer) => self.observe(batch, &room, observer)?,
             None => self.replay(shape, &room)?,
         }
         self.device.synchronize()?;
+        if profiled {
+            self.device.set_profiling(false)?;
+        }
         self.collect(batch)
     }
 
