@@ -87,6 +87,15 @@ __device__ inline float warp_max(float value) {
 }
 
 // ---- Functions that several operations use ----
+//
+// Through e^(−|x|), which never overflows: small results stay right.
 
-__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
+__device__ inline float sigmoid(float x) {
+    const float e = expf(-fabsf(x));
+    return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+
+__device__ inline float silu(float x) {
+    const float e = expf(-fabsf(x));
+    return (x < 0.0f ? x * e : x) / (1.0f + e);
+}
