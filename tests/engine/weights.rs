@@ -54,25 +54,34 @@ fn assert_names(error: &str, words: &[&str]) {
     }
 }
 
-/// Appends a tensor of one F32 to the weight file.
-fn add_scalar(folder: &Path, name: &str, value: f32) {
+/// Sets a tensor of one F32, which the weight file has or gets.
+fn set_scalar(folder: &Path, name: &str, value: f32) {
     let path = folder.join("model.safetensors");
-    let bytes = std::fs::read(&path).unwrap();
-    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let end = bytes.len() - 8 - length;
+    let read = || {
+        let bytes = std::fs::read(&path).unwrap();
+        let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        (bytes, start)
+    };
+    let (bytes, start) = read();
+    let end = bytes.len() - start;
     edit_header(folder, |header| {
-        header.insert(name.into(), json!({ "dtype": "F32", "shape": [], "data_offsets": [end, end + 4] }));
+        let new = json!({ "dtype": "F32", "shape": [], "data_offsets": [end, end + 4] });
+        header.entry(name).or_insert(new);
     });
-    let mut file = std::fs::OpenOptions::new().append(true).open(path).unwrap();
-    std::io::Write::write_all(&mut file, &value.to_le_bytes()).unwrap();
+    let (mut bytes, start) = read();
+    let header: Value = serde_json::from_slice(&bytes[8..start]).unwrap();
+    let at = start + header[name]["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes.resize(bytes.len().max(at + 4), 0);
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    std::fs::write(path, bytes).unwrap();
 }
 
 #[test]
 fn kv_scales_come_from_the_checkpoint() {
     for case in ["llama", "llama_nvfp4_modelopt"] {
         let folder = copy(case);
-        add_scalar(folder.path(), "model.layers.1.self_attn.k_proj.k_scale", 0.25);
-        add_scalar(folder.path(), "model.layers.0.self_attn.v_proj.v_scale", 3.0);
+        set_scalar(folder.path(), "model.layers.1.self_attn.k_proj.k_scale", 0.25);
+        set_scalar(folder.path(), "model.layers.0.self_attn.v_proj.v_scale", 3.0);
         let files = ModelFiles::folder(folder.path()).unwrap();
         let options = LoadOptions { context: Some(64), kv_dtype: KvDtype::Fp8, ..LoadOptions::default() };
         let model = Model::load(&files, &options, |_, _| {}).unwrap();
@@ -82,7 +91,7 @@ fn kv_scales_come_from_the_checkpoint() {
     }
     for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let folder = copy("llama");
-        add_scalar(folder.path(), "model.layers.1.self_attn.k_proj.k_scale", bad);
+        set_scalar(folder.path(), "model.layers.1.self_attn.k_proj.k_scale", bad);
         assert_names(&load_error(folder.path()), &["model.safetensors", "layers.1.self_attn.k_proj", "KV cache"]);
     }
 }

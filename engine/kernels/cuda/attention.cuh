@@ -207,12 +207,15 @@ __device__ inline u32 attended(float first, float second, float factor) {
     return to_bf16x2(first * factor + 0.0f, second * factor + 0.0f);
 }
 
+/// The gates of a row's head from dim `dim` on.
+__device__ inline const u32* gates_at(const AttentionArgs& a, u32 row, u32 head, u32 dim) {
+    return reinterpret_cast<const u32*>(a.qkv + u64(row) * a.width + head * a.q_stride + a.head_dim + dim);
+}
+
 /// Stores the attended pair of dims `dim`, `dim + 1` of a row's head: gated and rounded again if there is a gate; packed.
-__device__ inline void store_attended(const AttentionArgs& a, u32 row, u32 head, u32 dim, u32 pair) {
+__device__ inline void store_attended(const AttentionArgs& a, u32 row, u32 head, u32 dim, u32 pair, u32 gates) {
     float first = low_bf16(pair), second = high_bf16(pair);
     if (a.gated) {
-        const u64 at = u64(row) * a.width + head * a.q_stride + a.head_dim + dim;
-        const u32 gates = *reinterpret_cast<const u32*>(a.qkv + at);
         first = first * sigmoid(low_bf16(gates));
         second = second * sigmoid(high_bf16(gates));
     }

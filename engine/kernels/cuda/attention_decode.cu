@@ -247,11 +247,12 @@ __device__ inline void attend(const AttentionArgs& a) {
     }
 }
 
-/// Four dims of a pair's state.
+/// Four dims of a pair's state; empty at first.
 struct Quarter {
     float max = minus_infinity(), sum = 0.0f;
     float4 acc = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
+    /// An empty state takes no part.
     __device__ inline void merge(const Quarter& later) {
         float mine, other;
         merge_factors(max, later.max, mine, other);
@@ -270,7 +271,7 @@ constexpr u32 kMergeThreads = kMaxHeadDim / 4;
 
 /// Merges the states of a pair's units and stores the attended row. A thread block is a head of a row.
 extern "C" __global__ void __launch_bounds__(kMergeThreads) attention_merge(const AttentionArgs a) {
-    constexpr u32 kAhead = 16;
+    constexpr u32 kAhead = kSplitTiles;
     const u32 head = blockIdx.x, row = blockIdx.y, few = blockIdx.z, dim = threadIdx.x * 4;
     allow_next();
     if (few >= a.step.counts->few) return wait_for_previous();
@@ -279,39 +280,45 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads) attention_merge(cons
     const Units units(a, segment);
     const u32 group = a.heads / a.kv_heads, blocks = (a.head_dim + kPageBlock - 1) / kPageBlock;
     const u64 at = state_at(a, few, head / group, 0, row * group + head % group);
-    const float2* sums = a.sums + at;
-    const float* states = a.states + at * blocks * kPageBlock + dim;
+    const u32 end = units.first + units.count, to = segment.first_row + row;
+    const auto load = [&](u32 step, Quarter(&states)[kAhead]) {
+#pragma unroll
+        for (u32 i = 0; i < kAhead; i++) {
+            const u32 unit = step + i;
+            states[i] = Quarter();
+            if (unit < units.first || unit >= end) continue;
+            const u64 state = at + u64(unit - units.first) * a.pairs;
+            states[i].acc = *reinterpret_cast<const float4*>(a.states + state * blocks * kPageBlock + dim);
+            const float2 sums = a.sums[state];
+            states[i].max = sums.x, states[i].sum = sums.y;
+        }
+    };
     wait_for_previous();
 
-    Quarter total, split;
-    for (u32 slot = 0; slot < units.count; slot += kAhead) {
-        Quarter next[kAhead];
+    // A step is a split's tiles, or as many splits; what lies outside the context is empty.
+    u32 step = units.first / kSplitTiles * kSplitTiles;
+    Quarter total, next[kAhead];
+    load(step, next);
+    uint2 gates = make_uint2(0, 0);
+    if (a.gated) gates = *reinterpret_cast<const uint2*>(gates_at(a, to, head, dim));
+    do {
+        Quarter states[kAhead];
 #pragma unroll
-        for (u32 i = 0; i < kAhead; i++) {
-            if (slot + i >= units.count) break;
-            const u64 pair = u64(slot + i) * a.pairs;
-            next[i].acc = *reinterpret_cast<const float4*>(states + pair * blocks * kPageBlock);
-            const float2 x = sums[pair];
-            next[i].max = x.x, next[i].sum = x.y;
-        }
+        for (u32 i = 0; i < kAhead; i++) states[i] = next[i];
+        step += kAhead;
+        if (step < end) load(step, next);
+        if (units.splits) {
 #pragma unroll
-        for (u32 i = 0; i < kAhead; i++) {
-            if (slot + i >= units.count) break;
-            if (units.splits) {
-                total.merge(next[i]);
-                continue;
-            }
-            split.merge(next[i]);
-            if ((units.first + slot + i + 1) % kSplitTiles == 0 || slot + i + 1 == units.count) {
-                total.merge(split);
-                split = Quarter();
-            }
+            for (u32 i = 0; i < kAhead; i++) total.merge(states[i]);
+        } else {
+#pragma unroll
+            for (u32 i = 1; i < kAhead; i++) states[0].merge(states[i]);
+            total.merge(states[0]);
         }
-    }
+    } while (step < end);
     const float factor = a.v_scale / total.sum;
-    const u32 to = segment.first_row + row;
-    store_attended(a, to, head, dim, attended(total.acc.x, total.acc.y, factor));
-    store_attended(a, to, head, dim + 2, attended(total.acc.z, total.acc.w, factor));
+    store_attended(a, to, head, dim, attended(total.acc.x, total.acc.y, factor), gates.x);
+    store_attended(a, to, head, dim + 2, attended(total.acc.z, total.acc.w, factor), gates.y);
 }
 
 // The blocks that a kernel is made for; heads with fewer run with blocks of zeros.

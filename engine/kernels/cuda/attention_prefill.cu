@@ -1,5 +1,6 @@
 // Attention of segments with many rows. A thread block takes 64 pairs of a tile of rows under one KV head after the
-// other, the heaviest first; a warp has sixteen of them. Keys and values go through a ring in shared memory.
+// other, those with the longest context first; a warp has sixteen pairs. Keys and values go through a ring in shared
+// memory.
 #include "attention.cuh"
 
 namespace {
@@ -91,7 +92,9 @@ __device__ inline void store(const AttentionArgs& a, const State<Blocks>& state,
 #pragma unroll
         for (u32 dim = my_dim; dim < Blocks * kPageBlock; dim += kBlock) {
             const u32 x = *reinterpret_cast<const u32*>(unit(i, dim / 8) + dim % 8 * 2);
-            if (dim < a.head_dim) store_attended(a, row + pair / group, head, dim, x);
+            if (dim >= a.head_dim) break;
+            const u32 gates = a.gated ? *gates_at(a, row + pair / group, head, dim) : 0;
+            store_attended(a, row + pair / group, head, dim, x, gates);
         }
     }
 }
@@ -158,7 +161,10 @@ __device__ inline void attend(const AttentionArgs& a) {
 
     // A tile of rows has `group` parts of 64 pairs under each KV head.
     const u32 tiles = a.step.counts->tiles, work = tiles * a.heads;
-    for (u32 item_of_work = blockIdx.x; item_of_work < work; item_of_work += gridDim.x) {
+    for (u32 round = 0; round * gridDim.x < work; round++) {
+        // There and back, so that all thread blocks get as much.
+        const u32 item_of_work = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        if (item_of_work >= work) continue;
         const Tile row_tile = a.step.tiles[tiles - 1 - item_of_work / a.heads];
         const u32 kv_head = item_of_work % a.heads / group, first_pair = item_of_work % group * kPairs;
         const Segment& segment = a.step.segments[row_tile.segment];

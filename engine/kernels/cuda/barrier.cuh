@@ -51,8 +51,11 @@ __device__ inline u32 cluster_address(u32 shared, u32 rank) {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
     return address;
 }
-__device__ inline void cluster_store(u32 to, float a, float b, float c, float d) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+/// Stores 16 bytes and counts them at the barrier beside them.
+__device__ inline void cluster_store(u32 to, float a, float b, float c, float d, u32 barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(a),
+                 "f"(b), "f"(c), "f"(d), "r"(barrier)
+                 : "memory");
 }
 __device__ inline void cluster_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");

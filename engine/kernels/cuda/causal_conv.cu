@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr u32 kThreads = 128, kRows = 16;
+constexpr u32 kThreads = 128, kRows = 16, kTogether = 4;
 
 /// The inputs or outputs of a thread's channels at one row.
 template <int Channels>
@@ -31,35 +31,43 @@ __device__ void convolve_rows(const GatedDelta& p) {
         return *reinterpret_cast<const Inputs<Channels>*>(row >= 0 ? projected + u64(row) * p.stride
                                               : ring + u64((s.start + row) & (p.ring_rows - 1)) * channels);
     };
-    // The last `taps` entries of the window are a row's inputs.
+    // The last `taps` entries of a row's window are its inputs.
     const int absent = Taps - int(p.taps);
     float weight[Taps][Channels];
-    Inputs<Channels> window[Taps];
+    Inputs<Channels> window[Taps - 1 + kTogether];
 #pragma unroll
     for (int j = 0; j < Taps; j++) {
         if (j < absent) continue;
-        if (j + 1 < Taps) window[j + 1] = input(int(first) + j + 1 - Taps);
+        if (j + 1 < Taps) window[j] = input(int(first) + j + 1 - Taps);
 #pragma unroll
         for (int c = 0; c < Channels; c++) weight[j][c] = __ldg(p.conv_weight + u64(channel + c) * p.taps + j - absent);
     }
-#pragma unroll 4
-    for (u32 row = first; row < min(end, first + kRows); row++) {
+    const u32 last = min(end, first + kRows);
+    for (u32 row = first; row < last; row += kTogether) {
 #pragma unroll
-        for (int j = 0; j + 1 < Taps; j++) window[j] = window[j + 1];
-        window[Taps - 1] = input(int(row));
-        Inputs<Channels> y;
-#pragma unroll
-        for (int c = 0; c < Channels / 2; c++) {
-            float low = 0.0f, high = 0.0f;
-#pragma unroll
-            for (int j = 0; j < Taps; j++) {
-                if (j < absent) continue;
-                low = fmaf(weight[j][2 * c], low_bf16(window[j].pairs[c]), low);
-                high = fmaf(weight[j][2 * c + 1], high_bf16(window[j].pairs[c]), high);
-            }
-            y.pairs[c] = to_bf16x2(fast_silu(low), fast_silu(high));
+        for (u32 i = 0; i < kTogether; i++) {
+            const u16* from = projected + u64(min(row + i, last - 1)) * p.stride;
+            window[Taps - 1 + i] = *reinterpret_cast<const Inputs<Channels>*>(from);
         }
-        *reinterpret_cast<Inputs<Channels>*>(p.convolved + u64(s.first_row + row) * channels + channel) = y;
+#pragma unroll
+        for (u32 i = 0; i < kTogether; i++) {
+            Inputs<Channels> y;
+#pragma unroll
+            for (int c = 0; c < Channels / 2; c++) {
+                float low = 0.0f, high = 0.0f;
+#pragma unroll
+                for (int j = 0; j < Taps; j++) {
+                    if (j < absent) continue;
+                    low = fmaf(weight[j][2 * c], low_bf16(window[i + j].pairs[c]), low);
+                    high = fmaf(weight[j][2 * c + 1], high_bf16(window[i + j].pairs[c]), high);
+                }
+                y.pairs[c] = to_bf16x2(fast_silu(low), fast_silu(high));
+            }
+            u16* to = p.convolved + u64(s.first_row + row + i) * channels + channel;
+            if (row + i < last) *reinterpret_cast<Inputs<Channels>*>(to) = y;
+        }
+#pragma unroll
+        for (int j = 0; j + 1 < Taps; j++) window[j] = window[j + kTogether];
     }
     if (first > 0) return;
     for (u32 row = s.rows - min(s.rows, p.ring_rows); row < s.rows; row++) {

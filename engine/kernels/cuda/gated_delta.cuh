@@ -73,9 +73,13 @@ struct GatedDelta {
 // The hardware's own exponential, reciprocal and root: a few units of the last place, long below what bf16 keeps of the
 // result; in e^(G_t-G_j) the error grows with the exponent, as the factor itself vanishes.
 
-__device__ inline float fast_exp(float x) { return __expf(x); }
-__device__ inline float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-__device__ inline float fast_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+__device__ inline float fast_exp(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504f));
+    return power;
+}
+__device__ inline float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + fast_exp(-x)); }
+__device__ inline float fast_silu(float x) { return __fdividef(x, 1.0f + fast_exp(-x)); }
 
 // ---- Rows, blocks and pages ----
 

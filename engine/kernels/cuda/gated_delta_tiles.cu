@@ -1,6 +1,6 @@
 // Prefill of the gated delta net with heads of 128 x 128, between the convolution and the gated norm. `keys` works on
 // all blocks at once: inverse norms, decays, products of q and k with the block's keys. `values` walks the blocks of a
-// segment in turn, a thread block for kColumns columns of a value head.
+// segment in turn, a thread block for some columns of a value head.
 #include "gated_delta.cuh"
 
 namespace {
@@ -10,28 +10,34 @@ constexpr u32 kDim = 128, kPitch = kDim + 4, kPairs = kDim / 64;
 /// q and k rows of a block: q at row t, k at row 64 + t.
 typedef float Rows[2 * kBlockRows][kPitch];
 
-/// The state of a tile of products: 8 rows (r0 + 16 i) times 4 columns.
+/// A thread's tile of products: rows r + 16 i, and some columns.
+template <u32 Columns>
 struct Sums {
-    float at[8][4];
+    float at[8][Columns];
 };
 
+/// The last column of a thread that rows 16 i .. 16 i + 15 of a block need, if its columns are keys c + 64 / Columns * j.
+template <u32 Columns>
+__device__ constexpr u32 causal_columns(u32 i) { return (i % 4 + 1) * (Columns / 4) - 1; }
+
 /// A chain a 16 columns of the rows' dims, ascending; then their sums. `other(d, b)` loads the other operand at four
-/// dims, b[dim][column]. `Causal`: column c stands for 16 keys from 16 c on, and later ones are left out.
-template <bool Causal, class Load>
-__device__ inline Sums chained_products(const Rows& rows, u32 first_row, Load other) {
-    Sums total;
+/// dims, b[dim][column]. `Causal`: columns are keys, those that are later than all rows 16 i .. are left out.
+template <bool Causal, u32 Columns, class Load>
+__device__ inline Sums<Columns> chained_products(const Rows& rows, u32 first_row, Load other) {
+    Sums<Columns> total;
+#pragma unroll 1
     for (u32 chain = 0; chain < kDim; chain += kChain) {
-        Sums sum{};
+        Sums<Columns> sum{};
 #pragma unroll
         for (u32 d = chain; d < chain + kChain; d += 4) {
-            float b[4][4];
+            float b[4][Columns];
             other(d, b);
 #pragma unroll
             for (u32 i = 0; i < 8; i++) {
                 const float4 a = load4(&rows[first_row + 16 * i][d]);
 #pragma unroll
-                for (u32 c = 0; c < 4; c++) {
-                    if (Causal && c > i % 4) continue;
+                for (u32 c = 0; c < Columns; c++) {
+                    if (Causal && c > causal_columns<Columns>(i)) continue;
                     sum.at[i][c] = fmaf(a.x, b[0][c], sum.at[i][c]);
                     sum.at[i][c] = fmaf(a.y, b[1][c], sum.at[i][c]);
                     sum.at[i][c] = fmaf(a.z, b[2][c], sum.at[i][c]);
@@ -42,7 +48,7 @@ __device__ inline Sums chained_products(const Rows& rows, u32 first_row, Load ot
 #pragma unroll
         for (u32 i = 0; i < 8; i++) {
 #pragma unroll
-            for (u32 c = 0; c < 4; c++) total.at[i][c] = chain == 0 ? sum.at[i][c] : total.at[i][c] + sum.at[i][c];
+            for (u32 c = 0; c < Columns; c++) total.at[i][c] = chain == 0 ? sum.at[i][c] : total.at[i][c] + sum.at[i][c];
         }
     }
     return total;
@@ -50,38 +56,40 @@ __device__ inline Sums chained_products(const Rows& rows, u32 first_row, Load ot
 
 // ---- Keys ----
 
-constexpr u32 kKeysThreads = 256, kKeysWarps = kKeysThreads / kWarp;
+constexpr u32 kKeysThreads = 128, kKeysWarps = kKeysThreads / kWarp, kKeysColumns = 8;
+static_assert(sizeof(Rows) == 67584, "as the host asks for");
 
-/// Normalises the piece's rows into shared memory, with zeros around them and the page's keys before them.
-__device__ void normalise(const GatedDelta& p, const Segment& s, const Piece& piece, const float* page, float* keep,
-                          Rows& rows) {
-    const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, head = blockIdx.x;
-    for (u32 at = warp; at < 2 * kBlockRows; at += kKeysWarps) {
-        const u32 t = at % kBlockRows, part = at / kBlockRows;
-        float2 x[kPairs] = {};
-        if (t >= piece.t && t < piece.t + piece.rows) {
-            const u32 row = s.first_row + piece.first + t - piece.t;
-            const u16* from = p.convolved + u64(row) * p.channels + (part * p.k_heads + head) * kDim;
+/// Normalises the piece's rows into shared memory and keeps k in `keep`, if that is not null. Absent rows hold anything.
+__device__ void normalise(const GatedDelta& p, const Segment& s, const Piece& piece, float* keep, Rows& rows) {
+    constexpr u32 kTogether = 4, kRowsOfWarp = 2 * kBlockRows / kKeysWarps;
+    const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, head = blockIdx.x, part = warp / (kKeysWarps / 2);
+    const u16* from = p.convolved + (part * p.k_heads + head) * kDim + 2 * lane;
+    for (u32 i = 0; i < kRowsOfWarp; i += kTogether) {
+        const u32 t = (warp * kRowsOfWarp + i) % kBlockRows, end = piece.t + piece.rows;
+        if (t >= end || t + kTogether <= piece.t) continue;
+        float2 x[kTogether][kPairs];
 #pragma unroll
-            for (u32 i = 0; i < kPairs; i++) {
-                const u32 pair = *reinterpret_cast<const u32*>(from + 2 * (lane + kWarp * i));
-                x[i] = {low_bf16(pair), high_bf16(pair)};
-            }
-            const float inverse = inverse_l2(sum_squares(x));
-            if (lane == 0) p.inverse_norms[(u64(row) * p.k_heads + head) * 2 + part] = inverse;
+        for (u32 r = 0; r < kTogether; r++) {
+            const u64 row = s.first_row + piece.first + min(max(t + r, piece.t), end - 1) - piece.t;
 #pragma unroll
-            for (u32 i = 0; i < kPairs; i++) {
-                x[i] = {x[i].x * inverse, x[i].y * inverse};
-                if (part == 0) x[i] = {x[i].x * query_scale(kDim), x[i].y * query_scale(kDim)};
+            for (u32 pair = 0; pair < kPairs; pair++) {
+                const u32 both = *reinterpret_cast<const u32*>(from + row * p.channels + 64 * pair);
+                x[r][pair] = {low_bf16(both), high_bf16(both)};
             }
         }
 #pragma unroll
-        for (u32 i = 0; i < kPairs; i++) {
-            const u32 d = 2 * (lane + kWarp * i);
-            if (part == 1 && t < piece.t) x[i] = *reinterpret_cast<const float2*>(page + t * kDim + d);
-            *reinterpret_cast<float2*>(&rows[at][d]) = x[i];
-            if (part == 1 && keep && t >= piece.t && t < piece.t + piece.rows) {
-                *reinterpret_cast<float2*>(keep + t * kDim + d) = x[i];
+        for (u32 r = 0; r < kTogether; r++) {
+            const float inverse = inverse_l2(sum_squares(x[r]));
+            if (t + r < piece.t || t + r >= end) continue;
+            const u64 row = s.first_row + piece.first + t + r - piece.t;
+            if (lane == 0) p.inverse_norms[(row * p.k_heads + head) * 2 + part] = inverse;
+#pragma unroll
+            for (u32 pair = 0; pair < kPairs; pair++) {
+                float2 value = {x[r][pair].x * inverse, x[r][pair].y * inverse};
+                if (part == 0) value = {value.x * query_scale(kDim), value.y * query_scale(kDim)};
+                const u32 d = 2 * lane + 64 * pair;
+                *reinterpret_cast<float2*>(&rows[part * kBlockRows + t + r][d]) = value;
+                if (part == 1 && keep) *reinterpret_cast<float2*>(keep + (t + r) * kDim + d) = value;
             }
         }
     }
@@ -115,28 +123,31 @@ __device__ void keys_of_block(const GatedDelta& p, const Segment& s, u32 block, 
     const u32 page = p.step.tables[s.open_pages + block], head = blockIdx.x;
     float* keys = keys_of(p, page, head);
     const bool keep = keeps_page(p, s, block);
-    normalise(p, s, piece, keys, keep ? keys : nullptr, rows);
+    normalise(p, s, piece, keep ? keys : nullptr, rows);
+    for (u32 i = threadIdx.x; i < piece.t * (kDim / 4); i += kKeysThreads) {
+        store4(&rows[kBlockRows + i / (kDim / 4)][i % (kDim / 4) * 4], load4(keys + 4 * i));
+    }
     decay_rows(p, s, piece, page, keep);
     __syncthreads();
-    // Thread (r, c) of 16 x 16 takes rows r + 16 i of q and k and keys 4 c .. 4 c + 3 (in bank order c + 16 i).
+    // Thread (r, c) of 16 x 8 takes rows r + 16 i of q and k and keys c + 8 j.
     const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const u32 r = warp % 2 * 8 + lane / 4, c = warp / 2 * 4 + lane % 4;
-    const Sums sums = chained_products<true>(rows, r, [&](u32 d, float (&b)[4][4]) {
+    const auto sums = chained_products<true, kKeysColumns>(rows, r, [&](u32 d, float (&b)[4][kKeysColumns]) {
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            const float4 k = load4(&rows[kBlockRows + c + 16 * i][d]);
-            b[0][i] = k.x, b[1][i] = k.y, b[2][i] = k.z, b[3][i] = k.w;
+        for (u32 j = 0; j < kKeysColumns; j++) {
+            const float4 k = load4(&rows[kBlockRows + c + 8 * j][d]);
+            b[0][j] = k.x, b[1][j] = k.y, b[2][j] = k.z, b[3][j] = k.w;
         }
     });
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
-        const u32 t = (r + 16 * i) % kBlockRows, part = (r + 16 * i) / kBlockRows;
+        const u32 t = (r + 16 * i) % kBlockRows, part = i / 4;
         if (t < piece.t || t >= piece.t + piece.rows) continue;
-        const u32 row = s.first_row + piece.first + t - piece.t;
-        float* to = p.dots + ((u64(row) * p.k_heads + head) * 2 + part) * kBlockRows;
+        const u64 row = s.first_row + piece.first + t - piece.t;
+        float* to = p.dots + ((row * p.k_heads + head) * 2 + part) * kBlockRows + c;
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            if (j <= i % 4) to[c + 16 * j] = sums.at[i][j];
+        for (u32 j = 0; j < kKeysColumns; j++) {
+            if (j <= causal_columns<kKeysColumns>(i)) to[8 * j] = sums.at[i][j];
         }
     }
     __syncthreads();
@@ -144,11 +155,11 @@ __device__ void keys_of_block(const GatedDelta& p, const Segment& s, u32 block, 
 
 // ---- Values ----
 
-constexpr u32 kColumns = 32, kSolve = 16, kValuesThreads = 128, kValuesWarps = kValuesThreads / kWarp;
-static_assert(kColumns == kWarp && kValuesThreads == 2 * kBlockRows, "a lane a column, a thread a row of q or k");
+constexpr u32 kColumns = 32, kValuesThreads = 128, kOctet = 8, kOctets = kBlockRows / kOctet;
+static_assert(kValuesThreads == 2 * kBlockRows, "a thread a row of q or k");
 
 struct Shared {
-    Rows rows;                      // q's part later holds the coefficients
+    Rows rows;                     // q's part later holds the coefficients
     float state[kDim][kColumns];
     float u[kBlockRows][kColumns];  // first the sums of k
     float o[kBlockRows][kColumns];  // first the sums of q
@@ -158,16 +169,31 @@ struct Shared {
 };
 static_assert(sizeof(Shared) == 101376, "as the host asks for");
 
-/// [q, k][j][t], where `coefficient_at` puts four t.
+/// [q, k][j][t], the rows t = 8 i + g of group g side by side, where `coefficient_at` puts them.
 typedef float Coefficients[2][kBlockRows][kBlockRows];
 static_assert(sizeof(Coefficients) <= kBlockRows * kPitch * sizeof(float), "q's rows make room for the coefficients");
 
-/// Where the coefficients of t = 4 quad .. 4 quad + 3 with key j stand: neighbouring groups of j in other banks.
-__device__ inline u32 coefficient_at(u32 j, u32 quad) { return 4 * (quad ^ (j / 4)); }
+/// Where the coefficients of rows 8 i + g, i from 4 half on, with keys 4 quad .. stand: other banks for other keys.
+__device__ inline u32 coefficient_at(u32 quad, u32 g, u32 half) { return 4 * ((2 * g + half) ^ quad); }
 
 struct Place {
     Segment s;
     u32 head, key_head, column;  // first column of the value head
+};
+
+/// The row of the step at place t of the block, or the nearest that there is: what absent rows hold is of no account.
+__device__ inline u64 row_at(const Place& at, const Piece& piece, u32 t) {
+    return at.s.first_row + piece.first + min(max(t, piece.t), piece.t + piece.rows - 1) - piece.t;
+}
+
+/// `Count` neighbours in memory.
+template <u32 Count>
+struct alignas(4 * Count) Floats {
+    float at[Count];
+};
+template <u32 Count>
+struct alignas(2 * Count) Halves {
+    u32 pairs[Count / 2];
 };
 
 /// What a thread keeps of a block that is about to be worked on.
@@ -178,26 +204,25 @@ struct Fetched {
 };
 
 __device__ Fetched fetch(const GatedDelta& p, const Place& at, const Piece& piece, u32 page) {
-    const u32 first = at.s.first_row + piece.first - piece.t;  // row of place 0, if there were one
-    auto real = [&](u32 t) { return t >= piece.t && t < piece.t + piece.rows; };
     Fetched f;
+    const u16* from = p.convolved + at.key_head * kDim + threadIdx.x % 16 * 8;
 #pragma unroll
-    for (u32 i = 0; i < kDim / 8; i++) {
-        const u32 at_row = threadIdx.x / 16 + 8 * i, d = threadIdx.x % 16 * 8;
-        const u32 t = at_row % kBlockRows, part = at_row / kBlockRows;
-        const u16* from = p.convolved + u64(first + t) * p.channels + (part * p.k_heads + at.key_head) * kDim + d;
-        f.x[i] = real(t) ? *reinterpret_cast<const uint4*>(from) : uint4{};
+    for (u32 i = 0; i < kOctets; i++) {
+        const u16* row = from + row_at(at, piece, threadIdx.x / 16 + kOctet * i) * p.channels;
+        f.x[i] = *reinterpret_cast<const uint4*>(row);
+        f.x[kOctets + i] = *reinterpret_cast<const uint4*>(row + p.k_heads * kDim);
     }
     const u32 t = threadIdx.x % kBlockRows, part = threadIdx.x / kBlockRows;
-    const u64 row = first + t;
-    f.inverse = real(t) ? p.inverse_norms[(row * p.k_heads + at.key_head) * 2 + part] : 0.0f;
-    f.g = real(t) ? p.decays[row * p.v_heads + at.head] : t < piece.t ? decays_of(p, page, at.head)[t] : 0.0f;
-    f.beta = real(t) ? p.betas[row * p.v_heads + at.head] : 0.0f;
+    const u64 row = row_at(at, piece, t);
+    f.inverse = p.inverse_norms[(row * p.k_heads + at.key_head) * 2 + part];
+    f.g = t < piece.t ? decays_of(p, page, at.head)[t] : p.decays[row * p.v_heads + at.head];
+    f.beta = p.betas[row * p.v_heads + at.head];
     return f;
 }
 
 /// Normalises what was fetched into shared memory, after the rows of the open page.
-__device__ void place_rows(const GatedDelta& p, const Place& at, const Piece& piece, u32 page, const Fetched& f, Shared& m) {
+__device__ void place_rows(const GatedDelta& p, const Place& at, const Piece& piece, u32 page, const Fetched& f,
+                           Shared& m) {
     m.inverse[threadIdx.x] = f.inverse;
     if (threadIdx.x < kBlockRows) {
         m.g[threadIdx.x] = f.g;
@@ -205,16 +230,16 @@ __device__ void place_rows(const GatedDelta& p, const Place& at, const Piece& pi
     }
     __syncthreads();
 #pragma unroll
-    for (u32 i = 0; i < kDim / 8; i++) {
-        const u32 at_row = threadIdx.x / 16 + 8 * i, d = threadIdx.x % 16 * 8;
+    for (u32 i = 0; i < 2 * kOctets; i++) {
+        const u32 row = threadIdx.x / 16 + kOctet * i, d = threadIdx.x % 16 * 8;
+        if (i >= kOctets && row - kBlockRows < piece.t) continue;
         const uint4 x = f.x[i];
-        const float inverse = m.inverse[at_row];
+        const float inverse = m.inverse[row];
         float4 low = scale4(inverse, {low_bf16(x.x), high_bf16(x.x), low_bf16(x.y), high_bf16(x.y)});
         float4 high = scale4(inverse, {low_bf16(x.z), high_bf16(x.z), low_bf16(x.w), high_bf16(x.w)});
-        if (at_row < kBlockRows) low = scale4(query_scale(kDim), low), high = scale4(query_scale(kDim), high);
-        if (at_row >= kBlockRows && at_row - kBlockRows < piece.t) continue;
-        store4(&m.rows[at_row][d], low);
-        store4(&m.rows[at_row][d + 4], high);
+        if (i < kOctets) low = scale4(query_scale(kDim), low), high = scale4(query_scale(kDim), high);
+        store4(&m.rows[row][d], low);
+        store4(&m.rows[row][d + 4], high);
     }
     const float* keys = keys_of(p, page, at.key_head);
     const float* updates = updates_of(p, page, at.head) + at.column;
@@ -226,183 +251,195 @@ __device__ void place_rows(const GatedDelta& p, const Place& at, const Piece& pi
     }
 }
 
+/// Rows r .. and columns c .. of the tile of 8 x kColumns / 8 that a thread has in a product: of 16 x 8 threads.
+__device__ inline u32 tile_row() { return threadIdx.x / kWarp % 2 * 8 + threadIdx.x % kWarp / 4; }
+__device__ inline u32 tile_column() { return 4 * (threadIdx.x / kWarp / 2 * 4 + threadIdx.x % 4); }
+
 /// e^G_t S'q_t and e^G_t S'k_t.
 __device__ void read_state(const Piece& piece, Shared& m) {
-    const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const u32 r = warp % 2 * 8 + lane / 4, c = 4 * (warp / 2 * 4 + lane % 4);
-    const Sums sums = chained_products<false>(m.rows, r, [&](u32 d, float (&b)[4][4]) {
+    constexpr u32 kMine = kColumns / 8;
+    const u32 r = tile_row(), c = tile_column();
+    const Sums<kMine> sums = chained_products<false, kMine>(m.rows, r, [&](u32 d, float (&b)[4][kMine]) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            const float4 row = load4(&m.state[d + i][c]);
-            b[i][0] = row.x, b[i][1] = row.y, b[i][2] = row.z, b[i][3] = row.w;
+#pragma unroll
+            for (u32 part = 0; part < kMine; part += 4) {
+                const float4 row = load4(&m.state[d + i][c + 8 * part]);
+                b[i][part] = row.x, b[i][part + 1] = row.y, b[i][part + 2] = row.z, b[i][part + 3] = row.w;
+            }
         }
     });
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
         const u32 t = (r + 16 * i) % kBlockRows;
         if (t < piece.t) continue;
-        const float4 sum = {sums.at[i][0], sums.at[i][1], sums.at[i][2], sums.at[i][3]};
-        store4(r + 16 * i < kBlockRows ? &m.o[t][c] : &m.u[t][c], scale4(fast_exp(m.g[t]), sum));
-    }
-}
-
-/// Products of row threadIdx / 16 + 8 i with keys 4 (threadIdx % 16) ..
-struct Dots {
-    float4 q[8], k[8];
-};
-
-__device__ Dots fetch_dots(const GatedDelta& p, const Place& at, const Piece& piece) {
-    Dots dots;
+        const float decay = fast_exp(m.g[t]);
+        float* to = i < 4 ? m.o[t] : m.u[t];
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) {
-        const u32 t = threadIdx.x / 16 + 8 * i, j = threadIdx.x % 16 * 4;
-        if (t < piece.t || t >= piece.t + piece.rows || j > t) continue;
-        const u64 row = at.s.first_row + piece.first + t - piece.t;
-        const float* from = p.dots + (row * p.k_heads + at.key_head) * 2 * kBlockRows + j;
-        dots.q[i] = load4(from);
-        dots.k[i] = load4(from + kBlockRows);
+        for (u32 part = 0; part < kMine; part += 4) {
+            const float* sum = &sums.at[i][part];
+            store4(to + c + 8 * part, scale4(decay, {sum[0], sum[1], sum[2], sum[3]}));
+        }
     }
-    return dots;
 }
 
-/// e^(G_t-G_j) (k_j.q_t) and e^(G_t-G_j) (k_j.k_t) for j <= t; other entries hold anything.
-__device__ void coefficients(const Piece& piece, const Dots& dots, const Shared& m, Coefficients& c) {
+/// e^(G_t-G_j) (k_j.q_t) and e^(G_t-G_j) (k_j.k_t) for j <= t; other entries hold anything. A thread takes a quad of keys
+/// and the rows of a group.
+__device__ void coefficients(const GatedDelta& p, const Place& at, const Piece& piece, const Shared& m,
+                             Coefficients& c) {
+    const u32 quad = threadIdx.x % 16, group = threadIdx.x / 16;
+    const float4 g = load4(&m.g[4 * quad]);
+    const float* from = p.dots + at.key_head * 2 * kBlockRows + 4 * quad;
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) {
-        const u32 t = threadIdx.x / 16 + 8 * i, j = threadIdx.x % 16 * 4;
-        if (t < piece.t || t >= piece.t + piece.rows || j > t) continue;
-        const float4 g = load4(&m.g[j]);
-        const float4 factor = {fast_exp(m.g[t] - g.x), fast_exp(m.g[t] - g.y), fast_exp(m.g[t] - g.z), fast_exp(m.g[t] - g.w)};
-        const u32 to = coefficient_at(j, t / 4) + t % 4;
-        c[0][j][to] = factor.x * dots.q[i].x, c[1][j][to] = factor.x * dots.k[i].x;
-        c[0][j + 1][to] = factor.y * dots.q[i].y, c[1][j + 1][to] = factor.y * dots.k[i].y;
-        c[0][j + 2][to] = factor.z * dots.q[i].z, c[1][j + 2][to] = factor.z * dots.k[i].z;
-        c[0][j + 3][to] = factor.w * dots.q[i].w, c[1][j + 3][to] = factor.w * dots.k[i].w;
+    for (u32 part = 0; part < 2; part++) {
+        float4 dots[kOctets];
+#pragma unroll
+        for (u32 i = 0; i < kOctets; i++) {
+            const u64 row = row_at(at, piece, group + kOctet * i) * p.k_heads * 2 + part;
+            dots[i] = 4 * quad <= group + kOctet * i ? load4(from + row * kBlockRows) : float4{};
+        }
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            float4 f[4];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                const float decay = m.g[group + kOctet * (4 * half + i)];
+                const float4 dot = dots[4 * half + i];
+                f[i] = {fast_exp(decay - g.x) * dot.x, fast_exp(decay - g.y) * dot.y, fast_exp(decay - g.z) * dot.z,
+                        fast_exp(decay - g.w) * dot.w};
+            }
+            const u32 to = coefficient_at(quad, group, half);
+            store4(&c[part][4 * quad][to], {f[0].x, f[1].x, f[2].x, f[3].x});
+            store4(&c[part][4 * quad + 1][to], {f[0].y, f[1].y, f[2].y, f[3].y});
+            store4(&c[part][4 * quad + 2][to], {f[0].z, f[1].z, f[2].z, f[3].z});
+            store4(&c[part][4 * quad + 3][to], {f[0].w, f[1].w, f[2].w, f[3].w});
+        }
     }
 }
 
-/// v of kSolve rows in this lane's column.
+/// v of the rows 8 i + g of this lane's columns in `solve`.
 struct Values {
-    float at[kSolve];
+    Halves<kColumns / 16> at[kOctets];
 };
 
-__device__ Values fetch_values(const GatedDelta& p, const Place& at, const Piece& piece, u32 begin) {
-    const u16* from = p.convolved + 2 * p.k_heads * kDim + at.head * kDim + at.column + threadIdx.x % kWarp;
+/// The first of a lane's columns in `solve`: a warp has a quarter of the columns, four lanes share it.
+__device__ inline u32 solve_column() {
+    return threadIdx.x / kWarp * (kColumns / 4) + threadIdx.x % 4 * (kColumns / 16);
+}
+
+__device__ Values fetch_values(const GatedDelta& p, const Place& at, const Piece& piece) {
+    const u16* from = p.convolved + 2 * p.k_heads * kDim + at.head * kDim + at.column + solve_column();
     Values v;
 #pragma unroll
-    for (u32 i = 0; i < kSolve; i++) {
-        const u32 t = begin + i;
-        const u64 row = at.s.first_row + piece.first + t - piece.t;
-        const bool real = t >= piece.t && t < piece.t + piece.rows;
-        v.at[i] = real ? from_bf16(from[row * p.channels]) : 0.0f;
+    for (u32 i = 0; i < kOctets; i++) {
+        const u64 row = row_at(at, piece, kOctet * i + threadIdx.x % kWarp / 4);
+        v.at[i] = *reinterpret_cast<const Halves<kColumns / 16>*>(from + row * p.channels);
     }
     return v;
 }
 
-/// u of kSolve rows, a lane a column; rows before the piece hold theirs.
-__device__ void solve(const Piece& piece, u32 begin, const Values& v, Shared& m, const Coefficients& c) {
-    const u32 lane = threadIdx.x % kWarp;
-    float sum[kSolve];
+/// u and o of the block's rows. A warp solves its columns by itself: lane 4 g + c has rows 8 i + g of a few of them in
+/// registers, and every u goes to all groups as soon as it is known. Leaves e^(G_63-G_t) u_t in shared memory.
+__device__ void solve(const GatedDelta& p, const Place& at, const Piece& piece, u32 page, const Values& values,
+                      Shared& m, const Coefficients& c) {
+    constexpr u32 kMine = kColumns / 16;
+    const u32 g = threadIdx.x % kWarp / 4, column = solve_column(), end = piece.t + piece.rows;
+    const bool keep = keeps_page(p, at.s, (at.s.start % kBlockRows + piece.first) / kBlockRows);
+    float* updates = updates_of(p, page, at.head) + at.column + column;
+    u16* mixed = p.mixed + at.head * kDim + at.column + column;
+    Floats<kMine> q[kOctets], k[kOctets];
 #pragma unroll
-    for (u32 i = 0; i < kSolve; i++) sum[i] = m.u[begin + i][lane];
+    for (u32 i = 0; i < kOctets; i++) {
+        q[i] = *reinterpret_cast<const Floats<kMine>*>(&m.o[kOctet * i + g][column]);
+        k[i] = *reinterpret_cast<const Floats<kMine>*>(&m.u[kOctet * i + g][column]);
+    }
 #pragma unroll
-    for (u32 i = 0; i < kSolve; i++) {
-        const u32 t = begin + i;
-        if (t >= piece.t) sum[i] = m.beta[t] * (v.at[i] - sum[i]);
-        m.u[t][lane] = sum[i];
+    for (u32 own = 0; own < kOctets; own++) {
+        if (kOctet * own >= end) break;
+        const u32 t = kOctet * own + g;
+        const bool known = t < piece.t;  // then it is what the page held, in k's place
+        const float beta = m.beta[t];
+        const Floats<kMine> page_u = *reinterpret_cast<const Floats<kMine>*>(&m.u[t][column]);
+        Floats<kMine> mine;
+#pragma unroll 1
+        for (u32 j = 0; j < kOctet; j++) {
+            const u32 key = kOctet * own + j;
+            float u[kMine];
 #pragma unroll
-        for (u32 quad = i / 4; quad < kSolve / 4; quad++) {
-            const float4 part = load4(&c[1][t][coefficient_at(t, begin / 4 + quad)]);
-            const float of[4] = {part.x, part.y, part.z, part.w};
+            for (u32 l = 0; l < kMine; l++) {
+                const u32 pair = values.at[own].pairs[l / 2];
+                const float v = l % 2 == 0 ? low_bf16(pair) : high_bf16(pair);
+                mine.at[l] = known ? page_u.at[l] : beta * (v - k[own].at[l]);
+                u[l] = __shfl_sync(0xFFFFFFFFu, mine.at[l], 4 * j + threadIdx.x % 4);
+            }
 #pragma unroll
-            for (u32 r = 0; r < 4; r++) {
-                const u32 later = 4 * quad + r;
-                if (later > i && begin + later >= piece.t) sum[later] = fmaf(of[r], sum[i], sum[later]);
+            for (u32 half = own / 4; half < 2; half++) {
+                const u32 from = coefficient_at(key / 4, g, half);
+                const float4 of_q = load4(&c[0][key][from]), of_k = load4(&c[1][key][from]);
+                const float cq[4] = {of_q.x, of_q.y, of_q.z, of_q.w}, ck[4] = {of_k.x, of_k.y, of_k.z, of_k.w};
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    const u32 row = 4 * half + i;
+                    if (row < own) continue;
+#pragma unroll
+                    for (u32 l = 0; l < kMine; l++) {
+                        if (row > own || g > j) k[row].at[l] = fmaf(ck[i], u[l], k[row].at[l]);
+                        if (row > own || g >= j) q[row].at[l] = fmaf(cq[i], u[l], q[row].at[l]);
+                    }
+                }
             }
         }
+        // Nothing was added to k of this lane's row since its own turn, so `mine` is its u.
+        const float factor = fast_exp(m.g[kBlockRows - 1] - m.g[t]);
+        Floats<kMine> weighted;
+#pragma unroll
+        for (u32 l = 0; l < kMine; l++) weighted.at[l] = factor * mine.at[l];
+        *reinterpret_cast<Floats<kMine>*>(&m.u[t][column]) = weighted;
+        if (known || t >= end) continue;
+        Halves<kMine> o;
+#pragma unroll
+        for (u32 l = 0; l < kMine; l += 2) o.pairs[l / 2] = to_bf16x2(q[own].at[l], q[own].at[l + 1]);
+        *reinterpret_cast<Halves<kMine>*>(mixed + row_at(at, piece, t) * p.v_heads * kDim) = o;
+        if (keep) *reinterpret_cast<Floats<kMine>*>(updates + t * kDim) = mine;
     }
 }
 
-/// Adds the rows begin .. begin + 15 to the sums of four rows from 4 quad on, in two columns.
-template <bool Causal>
-__device__ inline void add_to_quad(const Piece& piece, u32 begin, u32 quad, const float2 (&u)[kSolve], u32 column,
-                                   float (&sums)[kBlockRows][kColumns], const float (&c)[kBlockRows][kBlockRows]) {
-    float2 sum[4];
-#pragma unroll
-    for (u32 r = 0; r < 4; r++) sum[r] = *reinterpret_cast<const float2*>(&sums[4 * quad + r][column]);
-#pragma unroll
-    for (u32 i = 0; i < kSolve; i++) {
-        const float4 part = load4(&c[begin + i][coefficient_at(begin + i, quad)]);
-        const float of[4] = {part.x, part.y, part.z, part.w};
-#pragma unroll
-        for (u32 r = 0; r < 4; r++) {
-            if (Causal && begin + i > 4 * quad + r) continue;
-            sum[r] = {fmaf(of[r], u[i].x, sum[r].x), fmaf(of[r], u[i].y, sum[r].y)};
-        }
-    }
-#pragma unroll
-    for (u32 r = 0; r < 4; r++) {
-        if (4 * quad + r >= piece.t) *reinterpret_cast<float2*>(&sums[4 * quad + r][column]) = sum[r];
-    }
-}
-
-/// What the rows begin .. begin + 15 add to the sums of q from there on and of k after them; half a warp four rows.
-__device__ void add_rows(const Piece& piece, u32 begin, Shared& m, const Coefficients& c) {
-    const u32 half = threadIdx.x / 16, column = threadIdx.x % 16 * 2, end = (piece.t + piece.rows + 3) / 4;
-    const u32 later = begin / 4 + kSolve / 4, count = end > later ? end - later : 0;
-    float2 u[kSolve];
-#pragma unroll
-    for (u32 i = 0; i < kSolve; i++) u[i] = *reinterpret_cast<const float2*>(&m.u[begin + i][column]);
-    for (u32 unit = half; unit < 2 * count; unit += 2 * kValuesWarps) {
-        if (unit < count) {
-            add_to_quad<false>(piece, begin, later + unit, u, column, m.u, c[1]);
-        } else {
-            add_to_quad<false>(piece, begin, later + unit - count, u, column, m.o, c[0]);
-        }
-    }
-    // The last half warps, which have least to do above.
-    const u32 own = 2 * kValuesWarps - 1 - half;
-    if (own < kSolve / 4) add_to_quad<true>(piece, begin, begin / 4 + own, u, column, m.o, c[0]);
-}
-
-__device__ void store_rows(const GatedDelta& p, const Place& at, const Piece& piece, u32 page, bool keep, Shared& m) {
-    float* updates = updates_of(p, page, at.head) + at.column;
-    for (u32 i = threadIdx.x; i < piece.rows * (kColumns / 2); i += kValuesThreads) {
-        const u32 r = i / (kColumns / 2), t = piece.t + r, column = i % (kColumns / 2) * 2;
-        const u64 row = at.s.first_row + piece.first + r;
-        u16* to = p.mixed + (row * p.v_heads + at.head) * kDim + at.column + column;
-        *reinterpret_cast<u32*>(to) = to_bf16x2(m.o[t][column], m.o[t][column + 1]);
-        if (keep) *reinterpret_cast<float2*>(updates + t * kDim + column) = {m.u[t][column], m.u[t][column + 1]};
-    }
-}
-
-/// The state after the block's last row.
+/// The state after the block's last row, from weighted u.
 __device__ void fold(Shared& m) {
-    const float last = m.g[kBlockRows - 1], decay = fast_exp(last);
-    for (u32 i = threadIdx.x; i < kBlockRows * kColumns; i += kValuesThreads) {
-        m.u[i / kColumns][i % kColumns] = fast_exp(last - m.g[i / kColumns]) * m.u[i / kColumns][i % kColumns];
-    }
-    __syncthreads();
-    // Eight rows of the state, 4 d .. and 64 + 4 d .., times four columns.
-    const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const u32 d = 4 * (warp % 2 * 8 + lane / 4), c = 4 * (warp / 2 * 4 + lane % 4);
-    float4 sum[8];
+    constexpr u32 kParts = kColumns / 32;
+    const float decay = fast_exp(m.g[kBlockRows - 1]);
+    // Eight rows of the state, d .. d + 3 and d + 64 .. d + 67.
+    const u32 d = 4 * tile_row(), c = tile_column();
+    float4 sum[8][kParts];
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) sum[i] = scale4(decay, load4(&m.state[d + i % 4 + i / 4 * 64][c]));
+    for (u32 i = 0; i < 8; i++) {
+#pragma unroll
+        for (u32 part = 0; part < kParts; part++) {
+            sum[i][part] = scale4(decay, load4(&m.state[d + i % 4 + i / 4 * 64][c + 32 * part]));
+        }
+    }
 #pragma unroll 2
     for (u32 j = 0; j < kBlockRows; j++) {
-        const float4 u = load4(&m.u[j][c]);
+        float4 u[kParts];
+#pragma unroll
+        for (u32 part = 0; part < kParts; part++) u[part] = load4(&m.u[j][c + 32 * part]);
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const float4 k = load4(&m.rows[kBlockRows + j][d + 64 * half]);
-            sum[4 * half] = fma4(k.x, u, sum[4 * half]);
-            sum[4 * half + 1] = fma4(k.y, u, sum[4 * half + 1]);
-            sum[4 * half + 2] = fma4(k.z, u, sum[4 * half + 2]);
-            sum[4 * half + 3] = fma4(k.w, u, sum[4 * half + 3]);
+#pragma unroll
+            for (u32 part = 0; part < kParts; part++) {
+                sum[4 * half][part] = fma4(k.x, u[part], sum[4 * half][part]);
+                sum[4 * half + 1][part] = fma4(k.y, u[part], sum[4 * half + 1][part]);
+                sum[4 * half + 2][part] = fma4(k.z, u[part], sum[4 * half + 2][part]);
+                sum[4 * half + 3][part] = fma4(k.w, u[part], sum[4 * half + 3][part]);
+            }
         }
     }
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) store4(&m.state[d + i % 4 + i / 4 * 64][c], sum[i]);
+    for (u32 i = 0; i < 8; i++) {
+#pragma unroll
+        for (u32 part = 0; part < kParts; part++) store4(&m.state[d + i % 4 + i / 4 * 64][c + 32 * part], sum[i][part]);
+    }
 }
 
 /// The columns of a state, to or from its anchor.
@@ -421,50 +458,30 @@ __device__ void store_state(const GatedDelta& p, const Place& at, u32 slot, cons
     }
 }
 
-/// The blocks of a segment in turn; what a block needs from memory is asked for while the one before is worked on.
+/// The blocks of a segment in turn; a block's rows are asked for while the one before is worked on.
 __device__ void values_of_segment(const GatedDelta& p, const Place& at, Shared& m) {
     Coefficients& c = *reinterpret_cast<Coefficients*>(m.rows);
     const u32* anchors = p.step.tables + at.s.anchors;
     const u32* pages = p.step.tables + at.s.open_pages;
     const u32 blocks = blocks_of(at.s);
-    const bool solver = threadIdx.x < kWarp;
     load_state(p, at, anchors[0], m);
     Fetched fetched = fetch(p, at, piece_of(at.s, 0), pages[0]);
     for (u32 block = 0; block < blocks; block++) {
         const Piece piece = piece_of(at.s, block);
         place_rows(p, at, piece, pages[block], fetched, m);
         __syncthreads();
-        const Dots dots = fetch_dots(p, at, piece);
-        u32 begin = piece.t / kSolve * kSolve;
-        Values values;
-        if (solver) values = fetch_values(p, at, piece, begin);
         read_state(piece, m);
+        const Values values = fetch_values(p, at, piece);
         __syncthreads();
-        coefficients(piece, dots, m, c);
+        coefficients(p, at, piece, m, c);
         if (block + 1 < blocks) fetched = fetch(p, at, piece_of(at.s, block + 1), pages[block + 1]);
         __syncthreads();
-        for (u32 before = 0; before < begin; before += kSolve) {
-            add_rows(piece, before, m, c);
-            __syncthreads();
-        }
-        for (; begin < piece.t + piece.rows; begin += kSolve) {
-            if (solver) {
-                const Values next = fetch_values(p, at, piece, begin + kSolve);
-                solve(piece, begin, values, m, c);
-                values = next;
-            }
-            __syncthreads();
-            add_rows(piece, begin, m, c);
-            __syncthreads();
-        }
-        store_rows(p, at, piece, pages[block], keeps_page(p, at.s, block), m);
-        if (piece.t + piece.rows == kBlockRows) {
-            __syncthreads();
-            fold(m);
-            __syncthreads();
-            if (keeps_state(p, at.s, block)) store_state(p, at, anchors[block + 1], m);
-        }
+        solve(p, at, piece, pages[block], values, m, c);
         __syncthreads();
+        if (piece.t + piece.rows < kBlockRows) continue;
+        fold(m);
+        __syncthreads();
+        if (keeps_state(p, at.s, block)) store_state(p, at, anchors[block + 1], m);
     }
 }
 
@@ -492,5 +509,8 @@ extern "C" __global__ void __launch_bounds__(kValuesThreads, 2) gated_delta_valu
     wait_for_previous();
     Place at;
     at.head = blockIdx.y, at.key_head = at.head / (p.v_heads / p.k_heads), at.column = blockIdx.x * kColumns;
-    for (u32 n = blockIdx.z; nth_tiled_segment(p, n, at.s); n += gridDim.z) values_of_segment(p, at, m);
+    for (u32 n = blockIdx.z; nth_tiled_segment(p, n, at.s); n += gridDim.z) {
+        values_of_segment(p, at, m);
+        __syncthreads();
+    }
 }

@@ -17,20 +17,32 @@ __device__ void norm_rows(const GatedDelta& p) {
     const Segment s = p.step.segments[tile.segment];
     const u32 lane = threadIdx.x % kWarp, dim = Dim ? Dim : p.v_dim, rows = min(s.rows - tile.row, kTileRows);
     // Neighbouring warps write neighbouring rows of the packed layout.
-    for (u32 unit = blockIdx.x * kWarps + threadIdx.x / kWarp; unit < kTileRows * p.v_heads; unit += gridDim.x * kWarps) {
-        const u32 row = s.first_row + tile.row + unit % kTileRows, head = unit / kTileRows;
-        if (unit % kTileRows >= rows) continue;
-        u32 gate[kPairs];
-        load_gate(p, row, head, gate);
-        float2 x[kPairs];
+    constexpr u32 kTogether = 2;
+    const u32 step = gridDim.x * kWarps;
+    for (u32 unit = blockIdx.x * kWarps + threadIdx.x / kWarp; unit < kTileRows * p.v_heads; unit += kTogether * step) {
+        u32 gate[kTogether][kPairs], pairs[kTogether][kPairs];
 #pragma unroll
-        for (u32 i = 0; i < kPairs; i++) {
-            const u32 at = 2 * (lane + kWarp * i);
-            const u16* from = p.mixed + (u64(row) * p.v_heads + head) * dim + at;
-            const u32 pair = at < dim ? *reinterpret_cast<const u32*>(from) : 0;
-            x[i] = {low_bf16(pair), high_bf16(pair)};
+        for (u32 n = 0; n < kTogether; n++) {
+            const u32 r = (unit + n * step) % kTileRows, head = (unit + n * step) / kTileRows;
+            if (r >= rows || head >= p.v_heads) continue;
+            const u32 row = s.first_row + tile.row + r;
+            load_gate(p, row, head, gate[n]);
+            const u16* from = p.mixed + (u64(row) * p.v_heads + head) * dim;
+#pragma unroll
+            for (u32 i = 0; i < kPairs; i++) {
+                const u32 at = 2 * (lane + kWarp * i);
+                pairs[n][i] = at < dim ? *reinterpret_cast<const u32*>(from + at) : 0;
+            }
         }
-        gated_norm_row<Dim>(p, row, head, x, gate);
+#pragma unroll
+        for (u32 n = 0; n < kTogether; n++) {
+            const u32 r = (unit + n * step) % kTileRows, head = (unit + n * step) / kTileRows;
+            if (r >= rows || head >= p.v_heads) continue;
+            float2 x[kPairs];
+#pragma unroll
+            for (u32 i = 0; i < kPairs; i++) x[i] = {low_bf16(pairs[n][i]), high_bf16(pairs[n][i])};
+            gated_norm_row<Dim>(p, s.first_row + tile.row + r, head, x, gate[n]);
+        }
     }
 }
 

@@ -56,6 +56,8 @@ struct Linear {
     const u8* x;           // packed
     void* out;
     const u32* rows;       // how many rows are real; the grid serves `capacity`
+    const u8* next;        // weights that the next linear layer will read first, or null
+    u64 next_stride;       // a thread block brings `next_bytes` of every so many into L2
     float* partial;        // see linear_wgmma.cu
     u32* arrived;
     u32 capacity;          // rows
@@ -70,6 +72,8 @@ struct Linear {
     u32 band;
     u32 cut_tiles;
     u32 stages;
+    u32 stage_pairs;
+    u32 next_bytes;
     LinearPart part[kMaxParts];
 };
 
@@ -84,6 +88,19 @@ __device__ inline u64 packed_weight_at(u32 row, u32 column, u32 blocks) {
 __device__ inline u32 pairs_of(const Linear& p) { return (p.blocks + 1) / 2; }
 /// The first pair of a split.
 __device__ inline u32 split_begin(u32 pairs, u32 split) { return pairs * split / kSplits; }
+
+/// Piece `piece` of `pieces` of this thread block's share of the next layer's first weights comes into L2: memory is busy
+/// while this kernel ends and small ones run. For one warp.
+__device__ inline void prefetch_next(const Linear& p, u32 piece, u32 pieces, u32 lane) {
+    const u32 bytes = p.next_bytes / pieces;
+    const u8* from = p.next + blockIdx.x * p.next_stride + piece * bytes;
+    if (p.next == nullptr) return;
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#else
+    for (u32 at = lane * 128; at < bytes; at += kWarp * 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+#endif
+}
 
 // ---- Fragments ----
 
@@ -180,67 +197,96 @@ struct Epilogue {
     u32 unit;   // in the part
     u32 rows;   // real rows of the step
     u32 lane;
+    u32 feature;    // the lane's first; its column in mode kSiluMul
+    float bias[4];  // of the lane's features; of its gate and its up in mode kSiluMul
 
-    /// Finishes the sums of 8 rows of x from `row0` on.
-    __device__ void put(float c0, float c1, float c2, float c3, u32 row0) const {
-        if (p.mode == kSiluMul) put_silu(c0, c1, c2, c3, row0);
-        else put_plain(c0, c1, c2, c3, row0);
+    __device__ Epilogue(const Linear& p, const LinearPart& part, u32 unit, u32 rows, u32 lane)
+        : p(p), part(part), unit(unit), rows(rows), lane(lane) {
+        const bool fused = p.mode == kSiluMul;
+        feature = fused ? silu_column(unit, lane / 4) : unit * kUnit + lane / 8 * 4;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const float* from = fused && i == 1 ? part.up_bias : part.bias;
+            const u32 at = fused ? feature : feature + i;
+            bias[i] = from && at < part.n && !(fused && i > 1) ? from[at] : -0.0f;  // v + −0 is v
+        }
     }
 
-    __device__ void put_plain(float c0, float c1, float c2, float c3, u32 row0) const {
-        const u32 g = lane / 4, odd = g & 1;
+    /// Finishes the sums of J groups of 8 rows of x from `row0` on.
+    template <u32 J>
+    __device__ void put(const float (&c)[4 * J], u32 row0) const {
+        constexpr u32 batch = J % 4 == 0 ? 4 : J;  // fragments whose loads are under way together
+#pragma unroll
+        for (u32 j0 = 0; j0 < J; j0 += batch) {
+            uint2 before[batch];
+#pragma unroll
+            for (u32 j = 0; j < batch; j++) before[j] = load(row0 + (j0 + j) * kGroup);
+#pragma unroll
+            for (u32 j = 0; j < batch; j++) {
+                const float* v = c + 4 * (j0 + j);
+                put_group(v[0], v[1], v[2], v[3], row0 + (j0 + j) * kGroup, before[j]);
+            }
+        }
+    }
+
+    /// What an accumulated sum will be added to.
+    __device__ uint2 load(u32 row0) const {
+        const u32 row = row0 + lane % 4 * 2 + lane / 4 % 2;
+        if (p.mode != kAccumulate || row >= rows || !whole()) return make_uint2(0, 0);
+        return *reinterpret_cast<const uint2*>(static_cast<const u16*>(p.out) + u64(row) * p.ld + part.column + feature);
+    }
+
+    __device__ void put_group(float c0, float c1, float c2, float c3, u32 row0, uint2 before) const {
+        if (p.mode == kSiluMul) put_silu(c0, c1, c2, c3, row0);
+        else put_plain(c0, c1, c2, c3, row0, before);
+    }
+
+private:
+    /// Whether the lane's four features exist and may be stored at once.
+    __device__ bool whole() const { return p.vector && feature + 4 <= part.n; }
+
+    __device__ void put_plain(float c0, float c1, float c2, float c3, u32 row0, uint2 before) const {
+        const u32 odd = lane / 4 & 1;
         const float a = __shfl_xor_sync(0xFFFFFFFFu, odd ? c0 : c1, 4), b = __shfl_xor_sync(0xFFFFFFFFu, odd ? c2 : c3, 4);
         float v[4] = {odd ? a : c0, odd ? c1 : a, odd ? b : c2, odd ? c3 : b};
-        const u32 row = row0 + lane % 4 * 2 + odd, feature = unit * kUnit + g / 2 * 4;
+        const u32 row = row0 + lane % 4 * 2 + odd;
         if (row >= rows || feature >= part.n) return;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            v[i] = v[i] * part.scale;
-            if (part.bias && feature + i < part.n) v[i] = v[i] + part.bias[feature + i];
-        }
+        for (u32 i = 0; i < 4; i++) v[i] = v[i] * part.scale + bias[i];
         const u64 at = u64(row) * p.ld + part.column + feature;
-        const bool whole = p.vector && feature + 4 <= part.n;
         if (p.mode == kLogits) {
             float* out = static_cast<float*>(p.out) + at;
-            if (whole) {
+            if (whole()) {
                 *reinterpret_cast<float4*>(out) = make_float4(v[0], v[1], v[2], v[3]);
             } else {
 #pragma unroll
-                for (int i = 0; i < 4; i++)
+                for (u32 i = 0; i < 4; i++)
                     if (feature + i < part.n) out[i] = v[i];
             }
             return;
         }
         u16* out = static_cast<u16*>(p.out) + at;
-        if (whole) {
+        if (whole()) {
             if (p.mode == kAccumulate) {
-                const uint2 before = *reinterpret_cast<const uint2*>(out);
                 v[0] = low_bf16(before.x) + v[0], v[1] = high_bf16(before.x) + v[1];
                 v[2] = low_bf16(before.y) + v[2], v[3] = high_bf16(before.y) + v[3];
             }
             *reinterpret_cast<uint2*>(out) = make_uint2(to_bf16x2(v[0], v[1]), to_bf16x2(v[2], v[3]));
         } else {
 #pragma unroll
-            for (int i = 0; i < 4; i++)
+            for (u32 i = 0; i < 4; i++)
                 if (feature + i < part.n) out[i] = to_bf16(p.mode == kAccumulate ? from_bf16(out[i]) + v[i] : v[i]);
         }
     }
 
     /// Gates in c0, c1, ups in c2, c3. One transposed 8 × 8 matrix is one core matrix of the packed output.
     __device__ void put_silu(float c0, float c1, float c2, float c3, u32 row0) const {
-        const u32 column = silu_column(unit, lane / 4);
-        float gate[2] = {c0 * part.scale, c1 * part.scale}, up[2] = {c2 * part.up_scale, c3 * part.up_scale};
-        float v[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (part.bias && column < part.n) gate[i] = gate[i] + part.bias[column];
-            if (part.up_bias && column < part.n) up[i] = up[i] + part.up_bias[column];
-            v[i] = silu(round_bf16(gate[i])) * round_bf16(up[i]);
-        }
-        u32 pair = to_bf16x2(v[0], v[1]);
+        const float gate[2] = {c0 * part.scale + bias[0], c1 * part.scale + bias[0]};
+        const float up[2] = {c2 * part.up_scale + bias[1], c3 * part.up_scale + bias[1]};
+        u32 pair = to_bf16x2(silu(round_bf16(gate[0])) * round_bf16(up[0]), silu(round_bf16(gate[1])) * round_bf16(up[1]));
         asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(pair));
-        if (row0 / kGroup >= p.ld) return;
-        const u64 core = (u64(unit / 8) * p.ld + row0 / kGroup) * 8 + unit % 8;
-        if (row0 + lane / 4 < rows) static_cast<u32*>(p.out)[core * 32 + lane] = pair;
+        const u32 row = row0 + lane / 4;
+        if (row >= rows || row / kGroup >= p.ld) return;
+        static_cast<u32*>(p.out)[((u64(unit / 8) * p.ld + row0 / kGroup) * 8 + unit % 8) * 32 + lane] = pair;
     }
 };

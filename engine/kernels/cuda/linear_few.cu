@@ -10,9 +10,8 @@
 #include "barrier.cuh"
 #include "linear.cuh"
 
-constexpr u32 kWarps = 16;
-
-template <u32 C, u32 RingBytes>
+/// C: thread blocks of a cluster; a warp's ring has `kBursts` bursts.
+template <u32 kWarps, u32 C, u32 kBursts, u32 BurstBytes>
 struct Few {
     static constexpr u32 kTeamWarps = kSplits / C, kTeams = kWarps / kTeamWarps;
     static constexpr u32 kSumBytes = kTeams * kSplits * 512;
@@ -27,42 +26,52 @@ struct Few {
     u32 x_at;              // shared address of the split's first block of x, for this lane
     u8* ring;              // this lane's part of the warp's ring
     u32 turn;              // units that the team has finished
+    bool looked = false;
+
+    /// Once, when this warp has asked for its last weights.
+    __device__ void look_ahead() {
+        if (!looked) prefetch_next(p, warp, kWarps, lane);
+        looked = true;
+    }
 
     // ---- Weights ----
+    //
+    // A split of a unit is asked for in bursts of a few KB: memory is slow at reading scattered small pieces.
 
     template <u32 F>
     struct Stream {
-        /// A stage is an NVFP4 pair or a BF16 block.
-        static constexpr u32 kBytes = F == kNvfp4 ? pair_bytes(kNvfp4) : pair_bytes(kBf16) / 2;
-        static constexpr u32 kStages = RingBytes / kBytes;
-        const u8* next;   // this lane's bytes of the next stage to ask for
-        u32 skip;         // from the end of the split in one unit to its beginning in the team's next unit
-        u32 length;       // stages of the split in one unit
-        u32 in_unit, left;
-        u32 write, read;  // shared addresses, this lane's
+        static constexpr u32 kPair = pair_bytes(F);
+        static constexpr u32 kMost = BurstBytes / kPair;  // pairs of a burst
+        const u8* next;      // this lane's bytes of the next burst to ask for
+        u32 bursts;          // of the split in one unit
+        u32 asked, left;     // bursts of this unit that were asked for; units left
+        u32 write, read;     // shared addresses, this lane's
 
         __device__ void start(const Few& f, const LinearPart& part, u32 unit, u32 units) {
-            length = f.pairs * (pair_bytes(F) / kBytes);
-            next = part.weight + (u64(unit) * f.unit_pairs + f.first) * pair_bytes(F) + f.lane * 16;
-            skip = (f.unit_pairs * kTeams - f.pairs) * pair_bytes(F);
-            in_unit = length;
-            left = length * units;
+            next = part.weight + (u64(unit) * f.unit_pairs + f.first) * kPair + f.lane * 16;
+            bursts = (f.pairs + kMost - 1) / kMost;
+            asked = 0;
+            left = f.pairs > 0 ? units : 0;
             write = read = shared_address(f.ring);
-#pragma unroll 1
-            for (u32 s = 0; s + 1 < kStages; s++) ask(f);
+            for (u32 s = 0; s < kBursts; s++) ask(f);
         }
+        /// Pairs of a burst: all nearly equal.
+        __device__ u32 length(const Few& f, u32 burst) const { return f.pairs * (burst + 1) / bursts - f.pairs * burst / bursts; }
         __device__ u32 after(const Few& f, u32 at) const {
-            at += kBytes;
-            return at == shared_address(f.ring) + kStages * kBytes ? shared_address(f.ring) : at;
+            at += BurstBytes;
+            return at == shared_address(f.ring) + kBursts * BurstBytes ? shared_address(f.ring) : at;
         }
         __device__ void ask(const Few& f) {
             if (left > 0) {
-                left--;
+                const u32 pairs = length(f, asked);
+                u32 to = write;
+#pragma unroll 1
+                for (u32 i = 0; i < pairs; i++, to += kPair, next += kPair) {
 #pragma unroll
-                for (u32 i = 0; i < (F == kNvfp4 ? 2 : 4); i++) copy_async(write + i * 512, next + i * 512);
-                if (F == kNvfp4) copy_word(write + 1024 - f.lane * 12, next + 1024 - f.lane * 12);
-                next += kBytes;
-                if (--in_unit == 0) in_unit = length, next += skip;
+                    for (u32 j = 0; j < (F == kNvfp4 ? 2 : 8); j++) copy_async(to + j * 512, next + j * 512);
+                    if (F == kNvfp4) copy_word(to + 1024 - f.lane * 12, next + 1024 - f.lane * 12);
+                }
+                if (++asked == bursts) asked = 0, left--, next += u64(f.unit_pairs * kTeams - f.pairs) * kPair;
             }
             commit_copies();
             write = after(f, write);
@@ -101,36 +110,39 @@ struct Few {
     /// Sums of one unit over this warp's split. `x_half`: bytes of half a block of x.
     template <u32 F>
     __device__ void sum(Stream<F>& stream, u32 x_half, float (&acc)[4]) const {
-        u32 x = x_at;
-        const u32 stages = stream.length;
-        for (u32 stage = 0; stage < stages; stage++) {
-            wait_copies<Stream<F>::kStages - 2>();
-            Fragment<F> fragment;
-            if constexpr (F == kNvfp4) {
-                const uint4 first = shared_load(stream.read), second = shared_load(stream.read + 512);
-                const u32 scales = shared_word(stream.read + 1024 - lane * 12);
-                stream.ask(*this);
-                fragment.set(first, scales, 0);
-                multiply<F>(fragment, x, x_half, acc);
-                if (2 * stage + 1 < blocks) {
+        u32 x = x_at, left = blocks;
+        for (u32 burst = 0; burst < stream.bursts; burst++) {
+            wait_copies<kBursts - 1>();
+            u32 at = stream.read;
+#pragma unroll 1
+            for (u32 i = stream.length(*this, burst); i > 0; i--, at += Stream<F>::kPair, x += 4 * x_half, left -= 2) {
+                Fragment<F> fragment;
+                if constexpr (F == kNvfp4) {
+                    const uint4 first = shared_load(at), second = shared_load(at + 512);
+                    const u32 scales = shared_word(at + 1024 - lane * 12);
+                    fragment.set(first, scales, 0);
+                    multiply<F>(fragment, x, x_half, acc);
+                    if (left == 1) break;
                     fragment.set(second, scales, 1);
-                    multiply<F>(fragment, x + 2 * x_half, x_half, acc);
-                }
-                x += 4 * x_half;
-            } else {
+                } else {
 #pragma unroll
-                for (int i = 0; i < 4; i++) fragment.words[i] = shared_load(stream.read + i * 512);
-                stream.ask(*this);
-                if (stage < blocks) multiply<F>(fragment, x, x_half, acc);
-                x += 2 * x_half;
+                    for (int j = 0; j < 4; j++) fragment.words[j] = shared_load(at + j * 512);
+                    multiply<F>(fragment, x, x_half, acc);
+                    if (left == 1) break;
+#pragma unroll
+                    for (int j = 0; j < 4; j++) fragment.words[j] = shared_load(at + 2048 + j * 512);
+                }
+                multiply<F>(fragment, x + 2 * x_half, x_half, acc);
             }
+            stream.ask(*this);
             stream.read = stream.after(*this, stream.read);
         }
     }
 
     template <u32 F>
-    __device__ void run(Stream<F>& stream, const LinearPart& part, u32 unit, u32 units, u32 x_half, u32 rows) {
+    __device__ void run(Stream<F>& stream, const LinearPart& part, u32 unit, u32 units, u32 x_half, u32 rows, bool last) {
         for (; units > 0; units--, unit += kTeams, turn++) {
+            if (units == 1 && last) look_ahead();
             float acc[4] = {};
             sum<F>(stream, x_half, acc);
             const u32 finisher = turn % C, use = turn / C;
@@ -142,15 +154,20 @@ struct Few {
             } else {
 #if __CUDA_ARCH__ >= 900
                 cluster_wait(empty + team * C + finisher, use % 2 ^ 1);
-                cluster_store(cluster_address(shared_address(sums + split * 32 + lane), finisher), acc[0], acc[1], acc[2], acc[3]);
-                cluster_arrive(cluster_address(shared_address(full + team), finisher));
+                cluster_store(cluster_address(shared_address(sums + split * 32 + lane), finisher), acc[0], acc[1], acc[2], acc[3],
+                              cluster_address(shared_address(full + team), finisher));
 #endif
             }
             if (finisher == rank && use % kTeamWarps == warp % kTeamWarps) {
+                const Epilogue epilogue(p, part, unit, rows, lane);
+                const uint2 before = epilogue.load(0);
                 float4 v[kSplits];
                 if constexpr (C == 1) barrier_wait(full + team, use % 2);
 #if __CUDA_ARCH__ >= 900
-                else cluster_wait(full + team, use % 2);
+                else {
+                    if (lane == 0) barrier_expect(full + team, kSplits * 512);
+                    cluster_wait(full + team, use % 2);
+                }
 #endif
 #pragma unroll
                 for (u32 s = 0; s < kSplits; s++) v[s] = sums[s * 32 + lane];
@@ -164,27 +181,28 @@ struct Few {
 #pragma unroll
                 for (u32 s = 1; s < kSplits; s++)
                     total.x = total.x + v[s].x, total.y = total.y + v[s].y, total.z = total.z + v[s].z, total.w = total.w + v[s].w;
-                Epilogue{p, part, unit, rows, lane}.put(total.x, total.y, total.z, total.w, 0);
+                epilogue.put_group(total.x, total.y, total.z, total.w, 0, before);
             }
         }
     }
 
-    /// This thread block's part of x, once a cluster's part of the splits.
-    __device__ void load_x(u32 x_rows, u32 from, u32 to) const {
-        const u32 count = (to - from) * 8 * x_rows, shift = 31 - __clz(int(x_rows));
-        u8* out = shared + kSumBytes;
-        for (u32 at = threadIdx.x; at < count; at += kWarps * kWarp * 4) {
-            uint4 v[4];
+    /// The split's x: its warps, one of each team, load it together and then wait for each other only.
+    __device__ void load_x(u8* out, u32 x_rows) const {
+        constexpr u32 threads = kTeams * kWarp, batch = 4;
+        const u32 count = blocks * 8 * x_rows, shift = 31 - __clz(int(x_rows));
+        for (u32 at = team * kWarp + lane; at < count; at += threads * batch) {
+            uint4 v[batch];
 #pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                const u32 i = at + j * kWarps * kWarp, row = i & (x_rows - 1), core = i >> shift;
+            for (u32 j = 0; j < batch; j++) {
+                const u32 i = at + j * threads, row = i & (x_rows - 1), core = i >> shift;
                 if (i < count)
-                    v[j] = __ldcg(reinterpret_cast<const uint4*>(p.x + u64(from + core / 8) * p.groups * 1024 + core % 8 * 128 + row * 16));
+                    v[j] = __ldcg(reinterpret_cast<const uint4*>(p.x + u64(2 * first + core / 8) * p.groups * 1024 + core % 8 * 128 + row * 16));
             }
 #pragma unroll
-            for (u32 j = 0; j < 4; j++)
-                if (at + j * kWarps * kWarp < count) *reinterpret_cast<uint4*>(out + (at + j * kWarps * kWarp) * 16) = v[j];
+            for (u32 j = 0; j < batch; j++)
+                if (at + j * threads < count) *reinterpret_cast<uint4*>(out + (at + j * threads) * 16) = v[j];
         }
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + split % kTeamWarps), "n"(threads) : "memory");
     }
 };
 
@@ -200,26 +218,25 @@ __device__ inline u32 first_unit(u32 bytes, u32 before, u32 units, u32 total, u3
     return first < units ? u32(first) : units;
 }
 
-template <u32 C, u32 RingBytes>
+template <u32 kWarps, u32 C, u32 kBursts, u32 BurstBytes>
 __device__ void linear_few(const Linear& p) {
-    using Block = Few<C, RingBytes>;
+    using Block = Few<kWarps, C, kBursts, BurstBytes>;
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u64 full[Block::kTeams], empty[Block::kTeams * C];
     allow_next();
     if (threadIdx.x < Block::kTeams) {
-        barrier_init(full + threadIdx.x, kSplits * kWarp);
+        barrier_init(full + threadIdx.x, C == 1 ? kSplits * kWarp : 1);
         for (u32 r = 0; r < C; r++) barrier_init(empty + threadIdx.x * C + r, kWarp);
     }
     const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, rank = blockIdx.x % C;
     const u32 split = rank * Block::kTeamWarps + warp % Block::kTeamWarps, pairs = pairs_of(p);
     const u32 x_rows = p.capacity == 1 ? 1 : p.capacity == 2 ? 2 : p.capacity <= 4 ? 4 : 8;
     const u32 x_from = 2 * split_begin(pairs, rank * Block::kTeamWarps);
-    const u32 x_to = min(2 * split_begin(pairs, (rank + 1) * Block::kTeamWarps), p.blocks);
     const u32 first = split_begin(pairs, split), mine = split_begin(pairs, split + 1) - first;
     Block block{p, shared, full, empty, rank, warp, lane, warp / Block::kTeamWarps, split, mine, min(2 * mine, p.blocks - min(2 * first, p.blocks)), first, pairs, 0, nullptr, 0};
     const u32 x_bytes = (p.blocks + 2 * C) / C * 128 * x_rows;  // room for the larger half
     block.x_at = shared_address(shared) + Block::kSumBytes + (2 * first - x_from) * 128 * x_rows + (lane / 8 * x_rows + min(lane % 8, x_rows - 1)) * 16;
-    block.ring = shared + Block::kSumBytes + x_bytes + warp * RingBytes + lane * 16;
+    block.ring = shared + Block::kSumBytes + x_bytes + warp * kBursts * BurstBytes + lane * 16;
 
     u32 total = 0, rows = 0;
     for (u32 i = 0; i < p.parts; i++)
@@ -229,13 +246,13 @@ __device__ void linear_few(const Linear& p) {
     auto prepare = [&] {
         if (ready) return;
         ready = true;
-        wait_for_previous();
-        rows = min(*reinterpret_cast<const volatile u32*>(p.rows), p.capacity);
-        block.load_x(x_rows, x_from, x_to);
-        if constexpr (C == 1) __syncthreads();
+        if constexpr (C == 1) __syncthreads();  // the barriers are there
 #if __CUDA_ARCH__ >= 900
         else cluster_sync();
 #endif
+        wait_for_previous();
+        rows = min(*reinterpret_cast<const volatile u32*>(p.rows), p.capacity);
+        block.load_x(shared + Block::kSumBytes + (2 * first - x_from) * 128 * x_rows, x_rows);
     };
     u32 before = 0;
     for (u32 i = 0; i < p.parts; i++) {
@@ -250,14 +267,15 @@ __device__ void linear_few(const Linear& p) {
             typename Block::template Stream<kNvfp4> stream;
             stream.start(block, part, from, mine);
             prepare();
-            block.run(stream, part, from, mine, 64 * x_rows, rows);
+            block.run(stream, part, from, mine, 64 * x_rows, rows, i + 1 == p.parts);
         } else {
             typename Block::template Stream<kBf16> stream;
             stream.start(block, part, from, mine);
             prepare();
-            block.run(stream, part, from, mine, 64 * x_rows, rows);
+            block.run(stream, part, from, mine, 64 * x_rows, rows, i + 1 == p.parts);
         }
     }
+    block.look_ahead();
     wait_copies<0>();
 #if __CUDA_ARCH__ >= 900
     // No thread block leaves while another may write to it.
@@ -265,14 +283,13 @@ __device__ void linear_few(const Linear& p) {
 #endif
 }
 
-#define ATLAS_LINEAR_FEW(NAME, C, RING)                                                                              \
-    extern "C" __global__ void __launch_bounds__(32 * kWarps, 2) NAME(const __grid_constant__ Linear p) {            \
-        linear_few<C, RING>(p);                                                                                      \
+#define ATLAS_LINEAR_FEW(NAME, WARPS, C, BURSTS, BYTES)                                                              \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) NAME(const __grid_constant__ Linear p) {             \
+        linear_few<WARPS, C, BURSTS, BYTES>(p);                                                                      \
     }
 
-ATLAS_LINEAR_FEW(linear_few_large, 1, 9216)
-ATLAS_LINEAR_FEW(linear_few_small, 1, 4608)
+ATLAS_LINEAR_FEW(linear_few_large, 16, 1, 2, 4608)
+ATLAS_LINEAR_FEW(linear_few_small, 8, 1, 2, 4608)
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
-ATLAS_LINEAR_FEW(linear_few_pair_large, 2, 9216)
-ATLAS_LINEAR_FEW(linear_few_pair_small, 2, 4608)
+ATLAS_LINEAR_FEW(linear_few_pair, 16, 2, 2, 4608)
 #endif

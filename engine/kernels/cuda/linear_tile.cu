@@ -77,13 +77,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) linear_tile(const __grid_
     const bool mine = unit0 + my_unit < p.units;
     const LinearPart& part = tile.part_of(unit0 + my_unit);
 
-    float total[kUnits][kGroups][4];
+    float total[kUnits][kGroups * 4];
 #pragma unroll
     for (u32 m = 0; m < kUnits; m++)
 #pragma unroll
-        for (u32 n = 0; n < kGroups; n++)
-#pragma unroll
-            for (u32 c = 0; c < 4; c++) total[m][n][c] = -0.0f;
+        for (u32 c = 0; c < kGroups * 4; c++) total[m][c] = -0.0f;
     for (u32 s = 0; s + 1 < kStages; s++) tile.ask(s, s);
     u32 slot = 0;
     for (u32 split = 0; split < kSplits; split++) {
@@ -102,17 +100,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) linear_tile(const __grid_
 #pragma unroll
         for (u32 m = 0; m < kUnits; m++)
 #pragma unroll
-            for (u32 n = 0; n < kGroups; n++)
-#pragma unroll
-                for (u32 c = 0; c < 4; c++) total[m][n][c] = total[m][n][c] + acc[m][n][c];
+            for (u32 c = 0; c < kGroups * 4; c++) total[m][c] = total[m][c] + acc[m][c / 4][c % 4];
     }
     wait_copies<0>();
     if (!mine) return;
 #pragma unroll
     for (u32 m = 0; m < kUnits; m++)
-#pragma unroll
-        for (u32 n = 0; n < kGroups; n++) {
-            const float(&c)[4] = total[m][n];
-            Epilogue{p, part, unit0 + my_unit + m - part.first_unit, rows, lane}.put(c[0], c[1], c[2], c[3], row0 + (my_group + n) * kGroup);
-        }
+        Epilogue(p, part, unit0 + my_unit + m - part.first_unit, rows, lane).put<kGroups>(total[m], row0 + my_group * kGroup);
 }

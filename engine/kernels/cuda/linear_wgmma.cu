@@ -1,7 +1,7 @@
 // Linear layers of more than 8 rows on sm_90a: wgmma with the weights as A from registers and x as B from shared memory.
 //
-// A tile is 128 features (a quad of units for each of two consumer warpgroups) × N rows. One producer warp feeds a ring
-// of stages with bulk copies. Thread blocks stay: with many row tiles they take whole tiles in turn; with few, the
+// A tile is 128 features (a quad of units for each of two consumer warpgroups) × N rows. Four producer warps feed a
+// ring of stages with bulk copies. Thread blocks stay: with many row tiles they take whole tiles in turn; with few, the
 // (tile, split) items are cut into equal runs (`cut_tiles`), and the sums of a tile that several thread blocks share meet
 // in global memory, where the last to arrive adds them in the order of the splits.
 #include "barrier.cuh"
@@ -78,84 +78,105 @@ struct Tile {
     const Linear& p;
     u8* ring;
     u64 *full, *empty;
-    u32 unit_bytes, stage;  // of a stage, which is one pair: bytes reserved for one unit, all
+    u32 unit_bytes, stage;  // of a stage of up to `stage_pairs` pairs: bytes reserved for one unit, all
 
     __device__ Tile(const Linear& p, u8* ring, u64* full, u64* empty) : p(p), ring(ring), full(full), empty(empty) {
         u32 format = kNvfp4;
         for (u32 i = 0; i < p.parts; i++) format = p.part[i].format == kBf16 ? kBf16 : format;
-        unit_bytes = pair_bytes(format);
-        stage = 2 * kXBytes + unit_bytes * kTileUnits;
+        unit_bytes = pair_bytes(format) * p.stage_pairs;
+        stage = 2 * kXBytes * p.stage_pairs + unit_bytes * kTileUnits;
     }
 
-    // ---- Producer: one warp; lanes 0..7 copy a unit each, lanes 8 and 9 a block of x each ----
+    /// The stages of `pairs` pairs: pairs of all but the last. Memory is slow at reading scattered small pieces.
+    __device__ u32 stage_length(u32 pairs) const {
+        const u32 stages = (pairs + p.stage_pairs - 1) / p.stage_pairs;
+        return stages == 0 ? 1 : (pairs + stages - 1) / stages;
+    }
 
-    /// What a lane copies of each stage of a tile.
+    // ---- Producer: four warps, each with two units and a quarter of the blocks of x ----
+
+    /// What a lane copies of each stage of a tile: lanes 0 and 1 a unit, lanes 2.. a block of x.
     struct Source {
         const u8* from;
-        u64 step;         // to the next pair
-        u32 to, bytes;    // offset in a stage
-        u32 all;          // bytes of all lanes' copies
-        u32 x_bytes;
+        u64 step;               // to the next pair
+        u32 to;                 // offset in a stage
+        u32 bytes;              // of a pair of a unit, or of a block of x
+        u32 weights, x_bytes;   // of all units, a pair; of a block of x
     };
 
-    __device__ Source source(const Work& w, u32 lane) const {
-        Source s{nullptr, 0, 0, 0, 0, 0};
+    __device__ Source source(const Work& w, u32 warp, u32 lane) const {
         const u32 first = split_begin(pairs_of(p), w.from), group = w.row_tile * (N / 8);
-        s.x_bytes = min(u32(N / 8), p.groups - group) * 1024;
-        const u32 unit = w.features * kTileUnits + lane;
-        if (lane < kTileUnits) {
-            if (unit < p.units) {
-                const LinearPart& part = part_of(p, unit);
-                s.bytes = pair_bytes(part.format);
-                s.step = s.bytes;
-                s.from = part.weight + (u64(unit - part.first_unit) * pairs_of(p) + first) * s.bytes;
-            }
-            s.to = 2 * kXBytes + lane * unit_bytes;
-        } else if (lane < kTileUnits + 2) {
+        Source s{nullptr, 0, 0, 0, 0, min(u32(N / 8), p.groups - group) * 1024};
+        for (u32 quad = 0; quad < kQuads; quad++) {
+            const u32 unit = w.features * kTileUnits + quad * kQuad;
+            if (unit < p.units) s.weights += kQuad * pair_bytes(part_of(p, unit).format);
+        }
+        const u32 unit = w.features * kTileUnits + 2 * warp + lane;
+        if (lane < 2 && unit < p.units) {
+            const LinearPart& part = part_of(p, unit);
+            s.bytes = pair_bytes(part.format);
+            s.step = s.bytes;
+            s.from = part.weight + (u64(unit - part.first_unit) * pairs_of(p) + first) * s.bytes;
+            s.to = 2 * kXBytes * p.stage_pairs + (2 * warp + lane) * unit_bytes;
+        } else if (lane >= 2) {
+            const u32 block = (lane - 2) * 4 + warp;
             s.bytes = s.x_bytes;
             s.step = u64(2) * p.groups * 1024;
-            s.from = p.x + (u64(2 * first + lane - kTileUnits) * p.groups + group) * 1024;
-            s.to = (lane - kTileUnits) * kXBytes;
+            s.from = p.x + (u64(2 * first + block) * p.groups + group) * 1024;
+            s.to = block * kXBytes;
         }
-        s.all = __reduce_add_sync(0xFFFFFFFFu, s.bytes);
         return s;
     }
 
-    __device__ void produce(u32 lane) const {
-        const bool of_weights = lane < kTileUnits;
-        const u32 pairs = pairs_of(p);
+    /// The copies of a stage: `weights` and `rows` say of what.
+    __device__ void copy(const Source& s, u32 slot, u32 pairs, u32 blocks, bool weights, bool rows, u32 warp, u32 lane) const {
+        const u32 to = shared_address(ring) + slot * stage + s.to;
+        if (lane < 2 && weights && s.bytes > 0) copy_bulk(to, s.from, s.bytes * pairs, full + slot);
+        if (lane >= 2 && rows && (lane - 2) * 4 + warp < blocks) copy_bulk(to, s.from, s.bytes, full + slot);
+    }
+
+    __device__ void produce(u32 warp, u32 lane) const {
+        const u32 all = pairs_of(p);
         Schedule schedule(p);
         Work w;
         bool more = schedule.take(w);
-        Source s = source(w, lane);
+        Source s{};
         // The first stages' weights are asked for before the previous kernel ends.
         u32 early = 0;
         if (more) {
-            early = min(split_begin(pairs, w.to) - split_begin(pairs, w.from), p.stages);
-            for (u32 i = 0; i < early; i++) {
-                const bool odd = 2 * (split_begin(pairs, w.from) + i) + 1 >= p.blocks;
-                if (lane == 0) barrier_expect(full + i, s.all - (odd ? s.x_bytes : 0));
-                __syncwarp();
-                if (of_weights && s.bytes > 0) copy_bulk(shared_address(ring) + i * stage + s.to, s.from + i * s.step, s.bytes, full + i);
+            s = source(w, warp, lane);
+            const u32 end = split_begin(all, w.from + 1), length = stage_length(end - split_begin(all, w.from));
+            Source first = s;
+            for (u32 pair = split_begin(all, w.from); pair < end && early < p.stages; early++) {
+                const u32 pairs = min(length, end - pair), blocks = min(2 * pairs, p.blocks - 2 * pair);
+                if (warp == 0 && lane == 0) barrier_expect(full + early, s.weights * pairs + s.x_bytes * blocks);
+                copy(first, early, pairs, blocks, true, false, warp, lane);
+                first.from += first.step * pairs;
+                pair += pairs;
             }
         }
         wait_for_previous();
         u32 slot = 0, parity = 1;
-        for (u32 count = 0; more; more = schedule.take(w), s = source(w, lane)) {
-            const u32 end = split_begin(pairs, w.to);
-            for (u32 pair = split_begin(pairs, w.from); pair < end; pair++, count++) {
-                const bool odd = 2 * pair + 1 >= p.blocks;
-                if (count >= early) {
-                    barrier_wait(empty + slot, parity);
-                    if (lane == 0) barrier_expect(full + slot, s.all - (odd ? s.x_bytes : 0));
-                    __syncwarp();
+        for (u32 count = 0; more;) {
+            for (u32 split = w.from; split < w.to; split++) {
+                const u32 end = split_begin(all, split + 1), length = stage_length(end - split_begin(all, split));
+                for (u32 pair = split_begin(all, split); pair < end; count++) {
+                    const u32 pairs = min(length, end - pair), blocks = min(2 * pairs, p.blocks - 2 * pair);
+                    const bool late = count >= early;
+                    if (late) {
+                        barrier_wait(empty + slot, parity);
+                        if (warp == 0 && lane == 0) barrier_expect(full + slot, s.weights * pairs + s.x_bytes * blocks);
+                    }
+                    copy(s, slot, pairs, blocks, late, true, warp, lane);
+                    s.from += s.step * pairs;
+                    pair += pairs;
+                    if (++slot == p.stages) slot = 0, parity ^= 1;
                 }
-                if (s.bytes > 0 && (of_weights ? count >= early : !(odd && lane == kTileUnits + 1)))
-                    copy_bulk(shared_address(ring) + slot * stage + s.to, s.from, s.bytes, full + slot);
-                s.from += s.step;
-                if (++slot == p.stages) slot = 0, parity ^= 1;
             }
+            more = schedule.take(w);
+            if (more) s = source(w, warp, lane);
         }
+        prefetch_next(p, warp, 4, lane);
     }
 
     // ---- Consumers: two warpgroups ----
@@ -194,39 +215,50 @@ struct Tile {
     __device__ void split(float (&acc)[N / 2], u32 pairs, bool odd, Place& at, u32 unit, u32 lane) const {
         constexpr u32 steps = N > 128 ? 2 : 4;  // of a group; fewer where accumulators take the registers
         u32 a[2][steps][4];
-        const u8* weights = ring + 2 * kXBytes + unit * unit_bytes;
+        const u32 length = stage_length(pairs), weights = 2 * kXBytes * p.stage_pairs + unit * unit_bytes;
+        u32 in_stage = 0, base = 0;
         Fragment<F> fragment;
+        auto begin = [&] {
+            if (in_stage == 0) barrier_wait(full + at.slot, at.parity);
+            base = at.slot * stage;
+        };
         auto block = [&](u32 d) {
-            fragment.load(weights + at.slot * stage, d, lane);
-            const u32 x = shared_address(ring) + at.slot * stage + d * kXBytes;
+            fragment.load(ring + base + weights + in_stage * pair_bytes(F), d, lane);
+            const u32 x = shared_address(ring) + base + (2 * in_stage + d) * kXBytes;
 #pragma unroll
             for (u32 i = 0; i < 4 / steps; i++) {
                 u32(&now)[steps][4] = a[(d * (4 / steps) + i) % 2];
                 make<F>(now, fragment, i * steps);
                 issue(acc, now, x + i * steps * 256);
-                if (d == 0 && i == 0) release(at);
+                if (d == 0 && i == 0 && in_stage == 0) release(at);
             }
         };
+        auto end = [&](bool last) {
+            if (++in_stage == length || last) in_stage = 0, advance(at);
+        };
+        const u32 both = odd ? pairs - 1 : pairs;  // pairs of two blocks
 #pragma unroll 1
-        for (u32 i = 0; i < pairs; i++) {
-            barrier_wait(full + at.slot, at.parity);
+        for (u32 i = 0; i < both; i++) {
+            begin();
             block(0);
             block(1);
-            advance(at);
+            end(i + 1 == pairs);
         }
         if (odd) {
-            barrier_wait(full + at.slot, at.parity);
+            begin();
             block(0);
-            advance(at);
+            end(true);
         }
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     }
 
-    __device__ void finish(const Work& w, const LinearPart& part, u32 unit, u32 rows, u32 lane, float (&total)[N / 2]) const {
-        const Epilogue epilogue{p, part, unit - part.first_unit, rows, lane};
-#pragma unroll
-        for (int j = 0; j < N / 8; j++)
-            epilogue.put(total[4 * j], total[4 * j + 1], total[4 * j + 2], total[4 * j + 3], w.row_tile * N + 8 * j);
+    /// A quad that does not exist: only keep the ring going.
+    __device__ void skip(u32 pairs, Place& at) const {
+        for (u32 i = 0; i < pairs; i += stage_length(pairs)) {
+            barrier_wait(full + at.slot, at.parity);
+            release(at);
+            advance(at);
+        }
     }
 
     __device__ void consume(u32 quad, u32 warp, u32 lane, u32* last) const {
@@ -251,8 +283,8 @@ struct Tile {
 #pragma unroll
                 for (int c = 0; c < N / 2; c++) acc[c] = 0;
                 if (!mine) skip(pairs, at);
-                else if (narrow) split<kNvfp4>(acc, pairs - odd, odd, at, quad * kQuad + warp, lane);
-                else split<kBf16>(acc, pairs - odd, odd, at, quad * kQuad + warp, lane);
+                else if (narrow) split<kNvfp4>(acc, pairs, odd, at, quad * kQuad + warp, lane);
+                else split<kBf16>(acc, pairs, odd, at, quad * kQuad + warp, lane);
                 if (whole) {
 #pragma unroll
                     for (int c = 0; c < N / 2; c++) total[c] = total[c] + acc[c];
@@ -282,16 +314,7 @@ struct Tile {
                     }
                 }
             }
-            finish(w, part, unit, rows, lane, total);
-        }
-    }
-
-    /// A quad that does not exist: only keep the ring going.
-    __device__ void skip(u32 pairs, Place& at) const {
-        for (u32 i = 0; i < pairs; i++) {
-            barrier_wait(full + at.slot, at.parity);
-            release(at);
-            advance(at);
+            Epilogue(p, part, unit - part.first_unit, rows, lane).put<N / 8>(total, w.row_tile * N);
         }
     }
 };
@@ -315,8 +338,7 @@ __device__ void linear_wgmma(const Linear& p) {
     const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     if (warp >= kConsumers / kWarp) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp == kConsumers / kWarp) tile.produce(lane);
-        else wait_for_previous();
+        tile.produce(warp - kConsumers / kWarp, lane);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         tile.consume(warp / 4, warp % 4, lane, last);

@@ -3,7 +3,6 @@
 use super::Lower;
 use crate::config::spec::{AttentionSpec, Partition};
 use crate::plan::{KvLayerSpec, Op, ParamId, Part, QkvSpec, View};
-use atlas_kernels::KvScales;
 
 pub(super) struct Params {
     qkv: [Part; 3],
@@ -65,13 +64,8 @@ pub(super) fn lower(lower: &mut Lower<'_>, spec: &AttentionSpec, prefix: &str, x
     let attended = lower.view("mixed", spec.heads * spec.head_dim);
     let rope = lower.rope(&spec.rope);
     let layer = lower.kv_layers.len();
-    lower.kv_layers.push(KvLayerSpec {
-        kv_heads: spec.kv_heads,
-        head_dim: spec.head_dim,
-        k: parts[1].weight,
-        v: parts[2].weight,
-        scales: KvScales::default(),
-    });
+    let weights = Some((parts[1].weight, parts[2].weight));
+    lower.kv_layers.push(KvLayerSpec { weights, ..KvLayerSpec::new(spec.kv_heads, spec.head_dim) });
     lower.push("qkv_proj", Op::Linear { x, parts: parts.to_vec(), out: qkv, accumulate: false });
     let norms = norms.zip(spec.qk_norm).map(|((q, k), (eps, unit_offset))| (q, k, eps, unit_offset));
     lower.push("rope", Op::RopeStore { qkv, layout, norms, rope, layer });

@@ -253,12 +253,17 @@ pub struct KvLayerSpec {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// The weight that makes keys.
-    pub k: ParamId,
-    /// The weight that makes values.
-    pub v: ParamId,
+    /// The weights that make keys and values: where a checkpoint puts their scales.
+    pub weights: Option<(ParamId, ParamId)>,
     /// Scales of an FP8 cache: ones, unless the checkpoint has others (see [`crate::weights::loader::kv_scales`]).
     pub scales: KvScales,
+}
+
+impl KvLayerSpec {
+    /// Without scales.
+    pub fn new(kv_heads: usize, head_dim: usize) -> Self {
+        Self { kv_heads, head_dim, weights: None, scales: KvScales::default() }
+    }
 }
 
 /// Dimensions of one layer's recurrent state and convolution history.

@@ -60,7 +60,8 @@ const KV_SCALES: [&str; 2] = ["k_scale", "v_scale"];
 pub fn kv_scales(plan: &mut Plan, tensors: &Tensors) -> Result<(), EngineError> {
     let mut reader = Reader { tensors, used: BTreeSet::new(), bytes_read: 0 };
     for layer in &mut plan.kv_layers {
-        let (k, v) = (plan.params[layer.k.0].name.as_str(), plan.params[layer.v.0].name.as_str());
+        let Some((k, v)) = layer.weights else { continue };
+        let (k, v) = (plan.params[k.0].name.as_str(), plan.params[v.0].name.as_str());
         let ([k_scale], [v_scale]) =
             (reader.optional_scalars(k, &["k_scale"])?, reader.optional_scalars(v, &["v_scale"])?);
         layer.scales = KvScales { k: k_scale.unwrap_or(1.0), v: v_scale.unwrap_or(1.0) };

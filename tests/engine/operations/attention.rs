@@ -6,7 +6,7 @@ use super::{Forms, lengths, rng, verify};
 use crate::devices::cases;
 use crate::random::Rng;
 use atlas_engine::config::rope::RopeSpec;
-use atlas_engine::plan::{KvLayerSpec, Op, ParamId, QkvSpec};
+use atlas_engine::plan::{KvLayerSpec, Op, QkvSpec};
 use atlas_kernels::KvScales;
 
 /// What is drawn.
@@ -22,6 +22,8 @@ struct Shape {
     scaling: f32,
     /// Of values: some are beyond the range of fp8, or below its normal numbers.
     gain: f32,
+    /// Of keys and of values in fp8.
+    scales: (f32, f32),
 }
 
 impl Shape {
@@ -38,6 +40,7 @@ impl Shape {
             window: rng.one_in(3).then(|| rng.between(1, 100)),
             scaling: if rng.one_in(4) { 1.2 } else { 1.0 },
             gain: rng.pick(&[1.5, 1.5, 200.0, 0.004]),
+            scales: rng.pick(&[(1.0, 1.0), (0.0137, 0.371), (0.25, 1.93)]),
         }
     }
 
@@ -50,13 +53,8 @@ impl Shape {
         let mut builder = Builder::new(rng, 32, apart);
         let gain = |column| if column < v_offset { 1.5 } else { self.gain };
         let qkv = builder.input_by("projected", v_offset + self.kv_heads * dim, gain);
-        builder.plan.kv_layers.push(KvLayerSpec {
-            kv_heads: self.kv_heads,
-            head_dim: dim,
-            k: ParamId(0),
-            v: ParamId(0),
-            scales: KvScales::default(),
-        });
+        let scales = KvScales { k: self.scales.0, v: self.scales.1 };
+        builder.plan.kv_layers.push(KvLayerSpec { scales, ..KvLayerSpec::new(self.kv_heads, dim) });
         let frequency = |pair: usize| 10_000f32.powf(-2.0 * pair as f32 / self.rotated as f32);
         let inv_freq = (0..self.rotated / 2).map(frequency).collect();
         builder.plan.ropes.push(RopeSpec { inv_freq, attention_scaling: self.scaling });
@@ -119,8 +117,18 @@ fn attention_over_long_contexts() {
     for (index, window) in [None, Some(600)].into_iter().enumerate().take(cases(2) as usize) {
         let mut rng = rng(11, index as u64);
         let head_dim = rng.pick(&[64, 128]);
-        let (kv_heads, rotated, gate, scaling, gain) = (1, head_dim, false, 1.0, 1.0);
-        let shape = Shape { kv_heads, group: 3, head_dim, rotated, norms: true, gate, window, scaling, gain };
+        let shape = Shape {
+            kv_heads: 1,
+            group: 3,
+            head_dim,
+            rotated: head_dim,
+            norms: true,
+            gate: false,
+            window,
+            scaling: 1.0,
+            gain: 1.0,
+            scales: (0.03, 0.02),
+        };
         let case = shape.case(&mut rng, true, true);
         let lengths = [rng.between(500, 530), rng.between(1020, 1100), rng.between(510, 520), rng.between(1100, 1300)];
         verify(&shape, &Forms::single(case), &Scenario::ragged(&mut rng, lengths));

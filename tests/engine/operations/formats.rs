@@ -33,12 +33,12 @@ fn e2m1(nibble: u8) -> f64 {
     if nibble & 8 == 0 { magnitude } else { -magnitude }
 }
 
-/// What a cache of `dtype` gives back for `value`.
-pub(crate) fn cached(dtype: KvDtype, value: f32) -> f64 {
+/// What a cache of `dtype` gives back for `value`; only fp8 has a scale.
+pub(crate) fn cached(dtype: KvDtype, value: f32, scale: f32) -> f64 {
     match dtype {
         KvDtype::F32 => f64::from(value),
         KvDtype::Bf16 => f64::from(bf16(value)),
-        KvDtype::Fp8 => to_e4m3(f64::from(value)),
+        KvDtype::Fp8 => to_e4m3(f64::from(value * (1.0 / scale))) * f64::from(scale),
     }
 }
 

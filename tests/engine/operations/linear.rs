@@ -72,9 +72,10 @@ fn linear_of_real_sizes() {
             2 => (16 * rng.between(4, 9), vec![(Format::Nvfp4, rng.between(15_400, 16_800))]),
             _ => (16 * rng.between(4, 9), vec![(Format::Bf16, 48), (Format::Nvfp4, 9000), (Format::Bf16, 7003)]),
         };
-        let mut builder = Builder::new(&mut rng, k, true);
-        let (residual, x) = (builder.plan.residual, builder.view("normed", k));
-        builder.norm("norm", residual, x, false);
+        let mut builder = Builder::new(&mut rng, 32, true);
+        let gate_up = builder.input("mixed", 2 * k, 1.0);
+        let x = builder.view("activated", k);
+        builder.push("silu_mul", Op::SiluMul { gate_up, out: x });
         let mut column = 0;
         let mut parts = Vec::new();
         for (format, n) in &sizes {

@@ -103,9 +103,13 @@ impl Observed<'_> {
                 let norms = norms.map(|(q, k, eps, offset)| (self.vector(q), self.vector(k), eps, offset));
                 each(&|position| self.rope(input(*qkv, position), layout, norms, *rope, position))
             }
-            Op::Attention { qkv, layout, scale, window, .. } => {
-                let store = |value: &f32| cached(self.kv, *value);
-                let stored = |position| input(*qkv, position)[layout.k_offset..].iter().map(store).collect();
+            Op::Attention { qkv, layout, layer, scale, window, .. } => {
+                let scales = self.case.plan.kv_layers[*layer].scales;
+                let stored = |position| {
+                    let row = input(*qkv, position).iter().enumerate().skip(layout.k_offset);
+                    let scale = |column| if column < layout.v_offset { scales.k } else { scales.v };
+                    row.map(|(column, value)| cached(self.kv, *value, scale(column))).collect()
+                };
                 let last = positions.last().copied().unwrap_or(0);
                 let cache: Vec<Vec<f64>> = (0..=last).map(stored).collect();
                 let attention = Attention { layout, scale: f64::from(*scale), bf16_weights: self.bf16_weights };

@@ -168,15 +168,22 @@ impl DeltaScratch {
     }
 }
 
+/// The parameters of the rule, f32 `[v_heads]`.
+#[derive(Clone, Copy)]
+pub struct DeltaRates<'a> {
+    /// Logarithm of the decay rate.
+    pub a_log: &'a Memory,
+    /// Added to a.
+    pub dt_bias: &'a Memory,
+}
+
 /// The parameters of a layer, f32.
 #[derive(Clone, Copy)]
 pub struct DeltaParams<'a> {
     /// Weight of the convolution, `[channels, taps]`.
     pub conv: &'a Memory,
-    /// `[v_heads]`
-    pub a_log: &'a Memory,
-    /// `[v_heads]`
-    pub dt_bias: &'a Memory,
+    /// Of the rule.
+    pub rates: DeltaRates<'a>,
     /// Weight of the gated norm, `[v_dim]`.
     pub norm: &'a Memory,
     /// Added to the mean square in the gated norm.
@@ -279,7 +286,7 @@ impl DeltaKernels {
         buffers: &DeltaBuffers<'_>,
     ) -> Result<(), CudaError> {
         let (shape, rows, width) = (&self.shape, room.rows, self.shape.value_width());
-        self.check(room, params, caches, scratch, room.tiles > 0)?;
+        self.check(room, params.rates, caches, scratch, room.tiles > 0)?;
         let ends = [shape.channels, columns.z + width, columns.a + shape.v_heads, columns.b + shape.v_heads];
         assert!(ends.iter().all(|end| *end <= columns.width), "a row has all of {ends:?} columns");
         holds("projection", buffers.projected, 2 * rows * columns.width);
@@ -305,7 +312,7 @@ impl DeltaKernels {
             norm_eps: params.norm_eps,
             observed: buffers.observed.into(),
             norm_wanted: 1,
-            ..self.args(room, columns, params, caches, scratch)
+            ..self.args(room, columns, params.rates, caches, scratch)
         };
         let (few, tiles) = (room.few as u32, room.tiles as u32);
         let heads = self.heads_of_block(few);
@@ -363,8 +370,8 @@ impl DeltaKernels {
         unsafe { self.conv.run((room.few + room.tiles) as u32, &args) }
     }
 
-    /// The rule alone: from convolved rows and the rows that hold a and b to row-major `mixed`. `columns.z` and the
-    /// weights of convolution and norm are not looked at.
+    /// The rule alone: from convolved rows and the rows that hold a and b to row-major `mixed`. `columns.z` is not
+    /// looked at.
     ///
     /// # Panics
     /// As [`Self::launch`]; there must be scratch for all rows.
@@ -375,13 +382,13 @@ impl DeltaKernels {
         convolved: &Memory,
         ab: &Memory,
         columns: &DeltaColumns,
-        params: &DeltaParams<'_>,
+        rates: DeltaRates<'_>,
         caches: &DeltaCaches,
         scratch: &DeltaScratch,
         mixed: &Memory,
     ) -> Result<(), CudaError> {
         let (shape, rows) = (&self.shape, room.rows);
-        self.check(room, params, caches, scratch, true)?;
+        self.check(room, rates, caches, scratch, true)?;
         holds("convolved rows", convolved, 2 * rows * shape.channels);
         holds("rows of a and b", ab, 2 * rows * columns.width);
         holds("mixed rows", mixed, 2 * rows * shape.value_width());
@@ -392,7 +399,7 @@ impl DeltaKernels {
             mixed: mixed.address(),
             observed: 1,
             convolved_given: 1,
-            ..self.args(room, columns, params, caches, scratch)
+            ..self.args(room, columns, rates, caches, scratch)
         };
         let (few, tiles) = (room.few as u32, room.tiles as u32);
         // SAFETY: as in `launch`.
@@ -422,7 +429,7 @@ impl DeltaKernels {
         let grid = (FAST_DIM as u32 / VALUE_COLUMNS, args.v_heads, tiles.min(SEGMENT_BLOCKS));
         // SAFETY: the caller's promise.
         unsafe {
-            run(keys, (args.k_heads, tiles, 1), 256, KEYS_SHARED, args)?;
+            run(keys, (args.k_heads, tiles, 1), 128, KEYS_SHARED, args)?;
             run(values, grid, 128, VALUES_SHARED, args)
         }
     }
@@ -441,7 +448,7 @@ impl DeltaKernels {
     fn check(
         &self,
         room: &DeltaRoom,
-        params: &DeltaParams<'_>,
+        rates: DeltaRates<'_>,
         caches: &DeltaCaches,
         scratch: &DeltaScratch,
         scratched: bool,
@@ -450,8 +457,8 @@ impl DeltaKernels {
         assert!(caches.shape == *shape && scratch.shape == *shape, "layer, caches and scratch have the same shape");
         assert!(!scratched || scratch.rows >= rows, "scratch for {} of {rows} rows", scratch.rows);
         assert!(room.few <= rows && room.tiles <= rows, "every segment and tile has rows");
-        holds("a_log", params.a_log, 4 * shape.v_heads);
-        holds("dt_bias", params.dt_bias, 4 * shape.v_heads);
+        holds("a_log", rates.a_log, 4 * shape.v_heads);
+        holds("dt_bias", rates.dt_bias, 4 * shape.v_heads);
         if shape.channels == shape.qkv_width() {
             return Ok(());
         }
@@ -463,15 +470,15 @@ impl DeltaKernels {
         &self,
         room: &DeltaRoom,
         columns: &DeltaColumns,
-        params: &DeltaParams<'_>,
+        rates: DeltaRates<'_>,
         caches: &DeltaCaches,
         scratch: &DeltaScratch,
     ) -> DeltaArgs {
         let shape = &self.shape;
         DeltaArgs {
             step: room.step,
-            a_log: params.a_log.address(),
-            dt_bias: params.dt_bias.address(),
+            a_log: rates.a_log.address(),
+            dt_bias: rates.dt_bias.address(),
             ring: caches.ring.address(),
             anchors: caches.anchors.address(),
             open_k: caches.k.address(),

@@ -11,18 +11,20 @@ use super::weights::{LinearFormat, MAX_PARTS, PackedLinear};
 
 /// Rows that the kernel for few rows takes.
 const FEW: usize = 8;
-/// Splits of K; the warps of a block of the kernel for few rows.
+/// Splits of K.
 const SPLITS: usize = 8;
 /// Features of a tile of the other kernels, in units.
 const TILE_UNITS: usize = 8;
 /// Rows of a tile of `linear_tile`, and stages of its ring.
 const TILE_ROWS: usize = 64;
-const TILE_STAGES: usize = 4;
+const TILE_STAGES: usize = 2;
 /// Rows of a tile of the kernels `linear_wgmma_*`.
 const WGMMA_ROWS: [usize; 5] = [16, 32, 64, 128, 192];
 const MAX_STAGES: usize = 16;
 /// Row tiles that are computed together, so that their rows stay in L2.
 const BAND: usize = 16;
+/// Bytes that a thread block brings into L2 for the next layer.
+const LOOK_AHEAD: usize = 128 << 10;
 /// Static shared memory of a kernel, at most.
 const STATIC_SHARED: usize = 1024;
 
@@ -60,7 +62,7 @@ pub enum LinearRows {
 /// The kernels of linear layers, and the memory that they share. One operation at a time uses it, in stream order.
 pub struct LinearKernels {
     device: Device,
-    few: [Kernel; 2],
+    few: Vec<Option<Kernel>>,
     tile: Kernel,
     wgmma: Vec<Kernel>,
     partial: Memory,
@@ -88,6 +90,8 @@ struct Args {
     x: u64,
     out: u64,
     rows: u64,
+    next: u64,
+    next_stride: u64,
     partial: u64,
     arrived: u64,
     capacity: u32,
@@ -101,9 +105,9 @@ struct Args {
     row_tiles: u32,
     band: u32,
     cut_tiles: u32,
-    stage_blocks: u32,
     stages: u32,
-    reserved: u32,
+    stage_pairs: u32,
+    next_bytes: u32,
     part: [PartArgs; MAX_PARTS],
 }
 
@@ -114,20 +118,19 @@ unsafe impl Params for Args {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Choice {
     which: Which,
-    grid: (u32, u32, u32),
-    threads: u32,
-    shared: usize,
+    launch: Launch,
     row_tiles: usize,
-    stage_blocks: usize,
     stages: usize,
+    stage_pairs: usize,
     cut_tiles: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Which {
-    /// With a ring of 9 or of 6 KB a warp.
+    /// Index into [`FEW_KERNELS`].
     Few(usize),
     Tile,
+    /// Index into [`WGMMA_ROWS`].
     Wgmma(usize),
 }
 
@@ -139,62 +142,78 @@ struct Shape {
     any_bf16: bool,
 }
 
-/// Bytes of the ring of a warp of the kernels for few rows.
-const RINGS: [usize; 2] = [9216, 6144];
+/// A kernel for few rows.
+struct FewKernel {
+    name: &'static str,
+    warps: usize,
+    /// Thread blocks that share a unit.
+    cluster: usize,
+}
 
-fn choose(device: &Properties, shape: Shape, capacity: usize) -> Result<Choice, CudaError> {
+/// In order of preference.
+const FEW_KERNELS: [FewKernel; 3] = [
+    FewKernel { name: "linear_few_large", warps: 16, cluster: 1 },
+    FewKernel { name: "linear_few_pair", warps: 16, cluster: 2 },
+    FewKernel { name: "linear_few_small", warps: 8, cluster: 1 },
+];
+/// Bytes of a warp's ring.
+const RING: usize = 2 * 4608;
+
+impl FewKernel {
+    /// Whether a device has what it takes: clusters came with compute capability 9.0.
+    fn runs_on(&self, device: &Properties) -> bool {
+        self.cluster == 1 || device.capability >= (9, 0)
+    }
+
+    /// Sums of the teams, x, rings: see `linear_few` in `cuda/linear_few.cu`.
+    fn shared(&self, blocks: usize, rows: usize) -> usize {
+        let sums = self.warps * self.cluster * 512;
+        let x = (blocks + 2 * self.cluster) / self.cluster * 128 * rows.next_power_of_two();
+        sums + x + self.warps * RING
+    }
+}
+
+fn choose(device: &Properties, shape: Shape, capacity: usize) -> Choice {
+    let room = device.shared_per_block as usize - STATIC_SHARED;
+    let few = FEW_KERNELS
+        .iter()
+        .position(|kernel| capacity <= FEW && kernel.runs_on(device) && kernel.shared(shape.blocks, capacity) <= room);
+    if let Some(index) = few {
+        let kernel = &FEW_KERNELS[index];
+        let grid = device.multiprocessors / kernel.cluster as u32 * kernel.cluster as u32;
+        let launch = Launch::new((grid, 1, 1), 32 * kernel.warps as u32)
+            .shared(kernel.shared(shape.blocks, capacity) as u32)
+            .cluster(kernel.cluster as u32);
+        return Choice { which: Which::Few(index), launch, row_tiles: 1, stages: 0, stage_pairs: 0, cut_tiles: false };
+    }
+    let pair = if shape.any_bf16 { LinearFormat::Bf16 } else { LinearFormat::Nvfp4 }.pair_bytes();
+    if device.has_wgmma() { choose_wgmma(device, shape, capacity, pair) } else { choose_tile(shape, capacity, pair) }
+}
+
+fn choose_tile(shape: Shape, capacity: usize, pair: usize) -> Choice {
+    let grid = (capacity.div_ceil(TILE_ROWS) as u32, shape.units.div_ceil(TILE_UNITS) as u32, 1);
+    let shared = TILE_STAGES * (TILE_ROWS * 256 + TILE_UNITS * pair);
+    let launch = Launch::new(grid, 256).shared(shared as u32);
+    Choice { which: Which::Tile, launch, row_tiles: 1, stages: 0, stage_pairs: 0, cut_tiles: false }
+}
+
+fn choose_wgmma(device: &Properties, shape: Shape, capacity: usize, pair: usize) -> Choice {
     let room = device.shared_per_block as usize - STATIC_SHARED;
     let multiprocessors = device.multiprocessors as usize;
-    if capacity <= FEW {
-        let shared = |ring: usize| 2 * SPLITS * 512 + shape.blocks * 128 * capacity + SPLITS * ring;
-        if let Some(index) = RINGS.iter().position(|ring| shared(*ring) <= room) {
-            return Ok(Choice {
-                which: Which::Few(index),
-                grid: (device.multiprocessors, 1, 1),
-                threads: 32 * SPLITS as u32,
-                shared: shared(RINGS[index]),
-                row_tiles: 1,
-                stage_blocks: 0,
-                stages: 0,
-                cut_tiles: false,
-            });
-        }
-    }
-    let block = if shape.any_bf16 { LinearFormat::Bf16 } else { LinearFormat::Nvfp4 }.block_bytes();
-    let feature_tiles = shape.units.div_ceil(TILE_UNITS);
-    if !device.has_wgmma() {
-        return Ok(Choice {
-            which: Which::Tile,
-            grid: (capacity.div_ceil(TILE_ROWS) as u32, feature_tiles as u32, 1),
-            threads: 256,
-            shared: TILE_STAGES * (TILE_ROWS * 128 + TILE_UNITS * block),
-            row_tiles: 1,
-            stage_blocks: 0,
-            stages: 0,
-            cut_tiles: false,
-        });
-    }
     let index = WGMMA_ROWS.iter().position(|rows| *rows >= capacity).unwrap_or(3).min(3);
     let rows = WGMMA_ROWS[index];
     let row_tiles = capacity.div_ceil(rows);
-    let stage_blocks = if shape.any_bf16 || rows > 64 { 1 } else { 2 };
-    let stage = stage_blocks * (rows * 128 + TILE_UNITS * block);
+    // Memory is slow at reading scattered small pieces: NVFP4 pairs are small.
+    let stage_pairs = if shape.any_bf16 { 1 } else { [4, 3, 2, 1, 1][index] };
+    let stage = stage_pairs * (rows * 256 + TILE_UNITS * pair);
     let stages = (room / stage).min(MAX_STAGES);
-    let tiles = feature_tiles * row_tiles;
+    let tiles = shape.units.div_ceil(TILE_UNITS) * row_tiles;
     // Whole tiles leave multiprocessors idle in the last round; cut ones pay a trip through L2.
     let rounds = tiles.div_ceil(multiprocessors);
     let cut_tiles = rounds <= 8 && tiles * 10 < rounds * multiprocessors * 9;
     let grid = if cut_tiles { multiprocessors } else { tiles.min(multiprocessors) };
-    Ok(Choice {
-        which: Which::Wgmma(index),
-        grid: (grid as u32, 1, 1),
-        threads: 384,
-        shared: stage * stages,
-        row_tiles,
-        stage_blocks,
-        stages,
-        cut_tiles,
-    })
+    let launch = Launch::new((grid as u32, 1, 1), 384).shared((stage * stages) as u32);
+    Choice { which: Which::Wgmma(index), launch, row_tiles, stages, stage_pairs, cut_tiles }
 }
 
 impl LinearKernels {
@@ -209,7 +228,9 @@ impl LinearKernels {
         let multiprocessors = properties.multiprocessors as usize;
         Ok(Self {
             device: device.clone(),
-            few: [kernel("linear_few", "linear_few_large")?, kernel("linear_few", "linear_few_small")?],
+            few: (FEW_KERNELS.iter())
+                .map(|few| few.runs_on(properties).then(|| kernel("linear_few", few.name)).transpose())
+                .collect::<Result<_, _>>()?,
             tile: kernel("linear_tile", "linear_tile")?,
             wgmma: (wgmma.iter())
                 .map(|rows| kernel("linear_wgmma", &format!("linear_wgmma_{rows}")))
@@ -244,7 +265,8 @@ impl LinearKernels {
             units: weight.units(),
             any_bf16: parts.iter().any(|part| part.shape.format == LinearFormat::Bf16),
         };
-        let choice = choose(self.device.properties(), shape, capacity)?;
+        let choice = choose(self.device.properties(), shape, capacity);
+        let look_ahead = look_ahead(weight.next().map_or(0, Memory::bytes), choice.launch.grid.0);
         let (mode, out, ld) = match out {
             LinearOut::Store(out, ld) => (0, out, ld),
             LinearOut::Accumulate(out, ld) => (1, out, ld),
@@ -273,6 +295,8 @@ impl LinearKernels {
                 LinearRows::Step => step.row_count(),
                 LinearRows::Logits => step.logit_row_count(),
             },
+            next: weight.next().map_or(0, Memory::address),
+            next_stride: look_ahead.0,
             partial: self.partial.address(),
             arrived: self.arrived.address(),
             capacity: capacity as u32,
@@ -286,20 +310,29 @@ impl LinearKernels {
             row_tiles: choice.row_tiles as u32,
             band: choice.row_tiles.min(BAND) as u32,
             cut_tiles: u32::from(choice.cut_tiles),
-            stage_blocks: choice.stage_blocks as u32,
             stages: choice.stages as u32,
-            reserved: 0,
+            stage_pairs: choice.stage_pairs as u32,
+            next_bytes: look_ahead.1,
             part: part_args,
         };
         let kernel = match choice.which {
-            Which::Few(index) => &self.few[index],
-            Which::Tile => &self.tile,
-            Which::Wgmma(index) => &self.wgmma[index],
+            Which::Few(index) => self.few[index].as_ref(),
+            Which::Tile => Some(&self.tile),
+            Which::Wgmma(index) => self.wgmma.get(index),
         };
-        let launch = Launch::new(choice.grid, choice.threads).shared(choice.shared as u32);
+        let Some(kernel) = kernel else {
+            return Err(CudaError::Unsupported("a linear kernel that this device does not have".into()));
+        };
         // SAFETY: `check` compared every buffer with what the kernel touches; the workspace was made for this device.
-        unsafe { kernel.launch(launch, &args) }
+        unsafe { kernel.launch(choice.launch, &args) }
     }
+}
+
+/// How far apart the pieces of the next weights are that thread blocks bring into L2, and how large.
+fn look_ahead(bytes: usize, blocks: u32) -> (u64, u32) {
+    let stride = bytes / blocks as usize / 128 * 128;
+    // Whole 16-byte words for each of 16 warps.
+    (stride as u64, (stride.min(LOOK_AHEAD) / 256 * 256) as u32)
 }
 
 fn check(weight: &PackedLinear, x: PackedRows<'_>, out: LinearOut<'_>, capacity: usize) -> Result<(), CudaError> {
@@ -357,12 +390,15 @@ mod tests {
                     for any_bf16 in [false, true] {
                         for capacity in (1..=130).chain([512, 4096, 8192]) {
                             let shape = Shape { blocks, units, any_bf16 };
-                            let choice = choose(&device, shape, capacity).unwrap();
+                            let choice = choose(&device, shape, capacity);
                             let name = format!("{shape:?} {capacity} {choice:?}");
-                            assert!(choice.shared + STATIC_SHARED <= device.shared_per_block as usize, "{name}");
+                            assert!(
+                                choice.launch.shared as usize + STATIC_SHARED <= device.shared_per_block as usize,
+                                "{name}"
+                            );
                             match choice.which {
                                 Which::Few(_) => assert!(capacity <= FEW, "{name}"),
-                                Which::Tile => assert!(choice.grid.1 < 65536 && !device.has_wgmma(), "{name}"),
+                                Which::Tile => assert!(choice.launch.grid.1 < 65536 && !device.has_wgmma(), "{name}"),
                                 Which::Wgmma(index) => {
                                     assert!(choice.row_tiles * WGMMA_ROWS[index] >= capacity, "{name}");
                                     assert!((2..=MAX_STAGES).contains(&choice.stages) && device.has_wgmma(), "{name}");
@@ -377,6 +413,6 @@ mod tests {
 
     #[test]
     fn parameters_have_the_size_that_kernels_expect() {
-        assert_eq!((size_of::<PartArgs>(), size_of::<Args>()), (48, 40 + 14 * 4 + 6 * 48));
+        assert_eq!((size_of::<PartArgs>(), size_of::<Args>()), (48, 7 * 8 + 14 * 4 + 6 * 48));
     }
 }

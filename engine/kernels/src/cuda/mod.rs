@@ -22,7 +22,7 @@ mod weights;
 
 pub use attention::{AttentionKernels, AttentionOp, AttentionRoom};
 pub use delta::{
-    DeltaBuffers, DeltaCaches, DeltaColumns, DeltaKernels, DeltaParams, DeltaRoom, DeltaScratch, DeltaShape,
+    DeltaBuffers, DeltaCaches, DeltaColumns, DeltaKernels, DeltaParams, DeltaRates, DeltaRoom, DeltaScratch, DeltaShape,
 };
 pub use delta_parts::{GatedNorm, GatedNormKernels};
 pub use device::{Device, Memory, Pinned, Plain, Properties, device_count};

@@ -34,7 +34,9 @@ pub(super) fn compile(
 fn options((major, minor): (u32, u32)) -> Vec<String> {
     // These have instructions of their own, which the suffix unlocks.
     let suffix = if matches!((major, minor), (9, 0) | (12, 0 | 1)) { "a" } else { "" };
-    vec![format!("--gpu-architecture=sm_{major}{minor}{suffix}"), "-std=c++17".into(), "--fmad=false".into()]
+    let architecture = format!("--gpu-architecture=sm_{major}{minor}{suffix}");
+    // Functions without a mark (constexpr helpers) are for the device: there is no host side here.
+    [&architecture, "-std=c++17", "--fmad=false", "-default-device"].map(str::to_owned).to_vec()
 }
 
 fn cache_folder() -> Option<PathBuf> {

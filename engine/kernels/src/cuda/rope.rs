@@ -9,8 +9,11 @@ use super::rows::{Norm, StepRoom};
 use super::step::StepArgs;
 use crate::rope::QkvLayout;
 
-/// Heads that a thread block of the kernel takes at a time.
-const HEADS: usize = 4;
+/// Heads of a row that a thread block takes at a time, or rows of many.
+const WARPS: usize = 4;
+/// More rows take the kernel for many, whose thread blocks share the heads of a row in this many parts.
+const FEW: usize = 256;
+const MANY_PARTS: u32 = 2;
 
 /// Rotary embedding of the first `2 · half` dims of a head, pairs (i, i + half).
 #[derive(Clone, Copy)]
@@ -34,9 +37,10 @@ pub struct HeadNorms<'a> {
     pub norm: Norm,
 }
 
-/// The kernel, resolved.
+/// The kernels, resolved.
 pub struct RopeKernel {
-    kernel: Kernel,
+    few: Kernel,
+    many: Kernel,
     multiprocessors: usize,
 }
 
@@ -70,10 +74,11 @@ struct RopeStoreArgs {
 unsafe impl Params for RopeStoreArgs {}
 
 impl RopeKernel {
-    /// Finds the kernel.
+    /// Finds the kernels.
     pub fn new(device: &Device) -> Result<Self, CudaError> {
         let multiprocessors = device.properties().multiprocessors as usize;
-        Ok(Self { kernel: device.kernel("rope_store", "rope_store", 0)?, multiprocessors })
+        let kernel = |name| device.kernel("rope_store", name, 0);
+        Ok(Self { few: kernel("rope_store")?, many: kernel("rope_store_many")?, multiprocessors })
     }
 
     /// Norms and rotates queries and keys in place in rows of `width` bf16, and stores keys and values.
@@ -124,10 +129,15 @@ impl RopeKernel {
             k_scale: cache.scales.k,
             v_scale: cache.scales.v,
         };
-        // A row's angles are computed by each of its thread blocks: one, where there are enough rows.
-        let groups = (4 * self.multiprocessors / room.rows.max(1)).clamp(1, (heads + kv_heads).div_ceil(HEADS));
-        let shape = Launch::new((room.rows as u32, groups as u32, 1), (32 * HEADS) as u32);
-        // SAFETY: the buffers hold what the kernel reads and writes; block tables name pages of the cache.
-        unsafe { self.kernel.launch(shape, &args) }
+        let threads = (32 * WARPS) as u32;
+        let (kernel, shape) = if room.rows > FEW {
+            (&self.many, Launch::new((room.rows.div_ceil(WARPS) as u32, MANY_PARTS, 1), threads))
+        } else {
+            // A row's angles are computed by each of its thread blocks: fewer, where there are enough rows.
+            let groups = (4 * self.multiprocessors / room.rows.max(1)).clamp(1, (heads + kv_heads).div_ceil(WARPS));
+            (&self.few, Launch::new((room.rows as u32, groups as u32, 1), threads))
+        };
+        // SAFETY: the buffers hold what the kernels read and write; block tables name pages of the cache.
+        unsafe { kernel.launch(shape, &args) }
     }
 }

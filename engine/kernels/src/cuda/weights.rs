@@ -4,6 +4,7 @@ use super::device::{Device, Memory};
 use super::error::CudaError;
 use super::launch::{Launch, Params};
 use super::module::Kernel;
+use std::sync::Arc;
 
 /// The most weights of one operation.
 pub const MAX_PARTS: usize = 6;
@@ -25,11 +26,11 @@ pub enum LinearFormat {
 }
 
 impl LinearFormat {
-    /// Bytes of 16 rows × 64 columns.
-    pub(super) fn block_bytes(self) -> usize {
+    /// Bytes of 16 rows × 128 columns.
+    pub(super) fn pair_bytes(self) -> usize {
         match self {
-            Self::Bf16 => 2048,
-            Self::Nvfp4 => 576,
+            Self::Bf16 => 4096,
+            Self::Nvfp4 => 1152,
         }
     }
 }
@@ -63,7 +64,9 @@ pub enum RawWeight<'a> {
 
 /// The weights of one linear operation.
 pub struct PackedLinear {
-    memory: Memory,
+    memory: Arc<Memory>,
+    /// Weights that the device will read after these: their first bytes come into its cache while these end.
+    next: Option<Arc<Memory>>,
     k: usize,
     silu: bool,
     parts: Vec<Part>,
@@ -103,7 +106,7 @@ impl PackedLinear {
 
     fn with_layout(device: &Device, k: usize, shapes: &[LinearShape], silu: bool) -> Result<Self, CudaError> {
         let (parts, bytes) = layout(k, shapes, silu)?;
-        Ok(Self { memory: device.zeros(bytes)?, k, silu, parts })
+        Ok(Self { memory: Arc::new(device.zeros(bytes)?), next: None, k, silu, parts })
     }
 
     /// Inputs.
@@ -173,6 +176,15 @@ impl PackedLinear {
         Ok(())
     }
 
+    /// Names the weights that the device will read after these. It changes the time, never the result.
+    pub fn followed_by(&mut self, next: &PackedLinear) {
+        self.next = Some(next.memory.clone());
+    }
+
+    pub(super) fn next(&self) -> Option<&Memory> {
+        self.next.as_deref()
+    }
+
     /// Whether every part has its values.
     pub fn is_loaded(&self) -> bool {
         self.parts.iter().all(|part| part.loaded)
@@ -185,7 +197,7 @@ fn layout(k: usize, shapes: &[LinearShape], silu: bool) -> Result<(Vec<Part>, us
     if shapes.is_empty() || shapes.len() > MAX_PARTS {
         return unsupported(format!("{} weights in one linear operation (1 to {MAX_PARTS} are)", shapes.len()));
     }
-    let blocks = k.div_ceil(BLOCK);
+    let pairs = k.div_ceil(2 * BLOCK);
     let (mut offset, mut first_unit) = (0, 0);
     let mut parts: Vec<Part> = Vec::new();
     for shape in shapes {
@@ -209,7 +221,7 @@ fn layout(k: usize, shapes: &[LinearShape], silu: bool) -> Result<(Vec<Part>, us
             loaded: false,
         });
         if !shares {
-            offset += units * blocks * shape.format.block_bytes();
+            offset += units * pairs * shape.format.pair_bytes();
             first_unit += units;
         }
     }
@@ -369,15 +381,15 @@ mod tests {
         let shapes = [shape(LinearFormat::Nvfp4, 100), shape(LinearFormat::Bf16, 1), shape(LinearFormat::Nvfp4, 64)];
         let (parts, bytes) = layout(80, &shapes, false).unwrap();
         let places: Vec<_> = parts.iter().map(|part| (part.first_unit, part.units, part.offset)).collect();
-        assert_eq!(places, [(0, 8, 0), (8, 4, 8 * 2 * 576), (12, 4, 8 * 2 * 576 + 4 * 2 * 2048)]);
-        assert_eq!(bytes, 12 * 2 * 576 + 4 * 2 * 2048);
+        assert_eq!(places, [(0, 8, 0), (8, 4, 8 * 1152), (12, 4, 8 * 1152 + 4 * 4096)]);
+        assert_eq!(bytes, 12 * 1152 + 4 * 4096);
     }
 
     #[test]
     fn a_gate_and_its_up_share_their_units() {
         let (parts, bytes) = layout(64, &[shape(LinearFormat::Bf16, 65); 2], true).unwrap();
         assert!(parts.iter().all(|part| (part.first_unit, part.units, part.offset) == (0, 16, 0)));
-        assert_eq!(bytes, 16 * 2048);
+        assert_eq!(bytes, 16 * 4096);
     }
 
     #[test]

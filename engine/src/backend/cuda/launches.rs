@@ -8,8 +8,8 @@ use crate::errors::EngineError;
 use crate::plan::{Op, ParamId, Plan, QkvSpec, Rows, StateLayerSpec, View};
 use atlas_kernels::cuda::{
     AttentionKernels, AttentionOp, AttentionRoom, DeltaBuffers, DeltaCaches, DeltaColumns, DeltaKernels, DeltaParams,
-    DeltaRoom, DeltaScratch, DeltaShape, Device, Gates, HeadNorms, KvPages, LinearKernels, LinearOut, LinearRows,
-    Memory, Norm, NormRows, PackedRows, Rope, RopeKernel, RowKernels, StepRoom,
+    DeltaRates, DeltaRoom, DeltaScratch, DeltaShape, Device, GatedNorm, GatedNormKernels, Gates, HeadNorms, KvPages,
+    LinearKernels, LinearOut, LinearRows, Memory, Norm, NormRows, PackedRows, Rope, RopeKernel, RowKernels, StepRoom,
 };
 use atlas_kernels::{KvDtype, QkvLayout};
 use std::collections::HashMap;
@@ -27,6 +27,7 @@ pub(super) struct Launches {
     /// By width of a head.
     attention: HashMap<usize, AttentionKernels>,
     delta: HashMap<DeltaShape, DeltaKernels>,
+    gated_norm: GatedNormKernels,
     kv: Vec<KvPages>,
     states: Vec<DeltaCaches>,
     frequencies: Vec<Memory>,
@@ -63,6 +64,10 @@ impl Room {
             tiles: self.tiles,
             context: self.context,
         }
+    }
+
+    fn delta(&self) -> DeltaRoom {
+        DeltaRoom { step: self.rows.step, rows: self.rows.rows, few: self.few, tiles: self.tiles }
     }
 
     /// Rows that a launch into buffers of this kind makes room for.
@@ -117,6 +122,7 @@ impl Launches {
             weights,
             attention,
             delta,
+            gated_norm: GatedNormKernels::new(device)?,
             kv,
             states,
             frequencies,
@@ -147,7 +153,11 @@ impl Launches {
             scratch.attention = scratch.device.alloc(needed.next_multiple_of(1 << 20))?;
             moved = true;
         }
-        let rows = if room.tiles > 0 { room.rows.rows } else { 0 };
+        let rule_alone = |launch: &Launch| match launch {
+            Launch::Single(op) => matches!(self.plan.ops[*op].op, Op::GatedDelta { .. }),
+            _ => false,
+        };
+        let rows = if room.tiles > 0 || self.schedule.launches.iter().any(rule_alone) { room.rows.rows } else { 0 };
         if scratch.delta.is_empty() || rows > scratch.delta_rows {
             scratch.device.synchronize()?;
             scratch.delta.clear();
@@ -192,8 +202,7 @@ impl Launches {
                     let vector = |id: &ParamId| self.weights.vector_of(*id);
                     let params = DeltaParams {
                         conv: vector(conv),
-                        a_log: vector(a_log),
-                        dt_bias: vector(dt_bias),
+                        rates: DeltaRates { a_log: vector(a_log), dt_bias: vector(dt_bias) },
                         norm: vector(norm),
                         norm_eps: *eps,
                     };
@@ -204,11 +213,9 @@ impl Launches {
                         mixed: self.row_major(*mixed),
                         observed: room.observed,
                     };
-                    let delta_room =
-                        DeltaRoom { step: room.rows.step, rows: room.rows.rows, few: room.few, tiles: room.tiles };
                     let scratch = &self.scratch.delta[&shape];
                     let kernels = &self.delta[&shape];
-                    Ok(kernels.launch(&delta_room, &columns, &params, &self.states[*layer], scratch, &buffers)?)
+                    Ok(kernels.launch(&room.delta(), &columns, &params, &self.states[*layer], scratch, &buffers)?)
                 }
                 _ => unreachable_launch(launch),
             },
@@ -265,9 +272,39 @@ impl Launches {
             Op::SiluMul { gate_up, out } => {
                 Ok(self.rows.silu_mul(&room.rows, self.row_major(*gate_up), self.packed(*out), out.width)?)
             }
-            Op::CausalConv { .. } | Op::GatedDelta { .. } | Op::GatedNorm { .. } => {
-                let name = &self.plan.ops[index].name;
-                Err(EngineError::Unsupported(format!("`{name}` outside a gated delta net is not supported on CUDA")))
+            Op::CausalConv { x, weight, layer, out, .. } => {
+                let (kernels, caches) =
+                    (&self.delta[&delta_shape(&self.plan.state_layers[*layer])], &self.states[*layer]);
+                let (weight, target) = (self.weights.vector_of(*weight), self.row_major(*out));
+                Ok(kernels.convolve(&room.delta(), self.row_major(*x), x.width, weight, caches, target)?)
+            }
+            Op::GatedDelta { qkv, ab, a_offset, b_offset, a_log, dt_bias, layer, out } => {
+                let shape = delta_shape(&self.plan.state_layers[*layer]);
+                let rates =
+                    DeltaRates { a_log: self.weights.vector_of(*a_log), dt_bias: self.weights.vector_of(*dt_bias) };
+                Ok(self.delta[&shape].mix(
+                    &room.delta(),
+                    self.row_major(*qkv),
+                    self.row_major(*ab),
+                    &DeltaColumns { width: ab.width, z: 0, a: *a_offset, b: *b_offset },
+                    rates,
+                    &self.states[*layer],
+                    &self.scratch.delta[&shape],
+                    self.row_major(*out),
+                )?)
+            }
+            Op::GatedNorm { x, gate, gate_offset, heads, weight, eps, out } => {
+                let norm = GatedNorm {
+                    x: self.row_major(*x),
+                    gate: self.row_major(*gate),
+                    gate_columns: (gate.width, *gate_offset),
+                    heads: *heads,
+                    dim: x.width / heads,
+                    weight: self.weights.vector_of(*weight),
+                    eps: *eps,
+                    out: self.packed(*out),
+                };
+                Ok(self.gated_norm.launch(&room.delta(), &norm)?)
             }
         }
     }

@@ -6,6 +6,7 @@
 
 mod buffers;
 mod launches;
+mod profile;
 mod rows;
 mod schedule;
 mod selections;
@@ -23,11 +24,12 @@ use atlas_kernels::cuda::{
     Device, FEW_ROWS, Graph, SampleKernels, StepArena, StepRoom, StepRows, device_count, probe_memory,
 };
 use launches::{Launches, Room};
+use profile::Profile;
 use rows::Shape;
 use schedule::{Launch, Layout};
 use std::collections::HashMap;
 
-/// Bytes that [`read_rate`] reads: far more than any cache holds.
+/// Bytes that [`memory_rates`] reads: far more than any cache holds.
 const PROBE_BYTES: usize = 1 << 30;
 /// Graphs that are kept; a rare shape beyond them is launched operation by operation.
 const MAX_GRAPHS: usize = 64;
@@ -42,9 +44,9 @@ pub fn memory(ordinal: usize) -> Result<(usize, usize), EngineError> {
     Ok(Device::open(ordinal)?.memory()?)
 }
 
-/// Bytes a second that streaming reads of a device's memory reach.
-pub fn read_rate(ordinal: usize) -> Result<f64, EngineError> {
-    Ok(probe_memory(&Device::open(ordinal)?, PROBE_BYTES)?.0)
+/// Bytes a second that streaming reads of a device's memory reach, and a copy (read and written bytes counted).
+pub fn memory_rates(ordinal: usize) -> Result<(f64, f64), EngineError> {
+    Ok(probe_memory(&Device::open(ordinal)?, PROBE_BYTES)?)
 }
 
 /// One model on one CUDA device.
@@ -58,6 +60,7 @@ pub struct CudaBackend {
     graphs: HashMap<Shape, Option<Graph>>,
     /// Whether steps may be captured.
     capture: bool,
+    profile: Option<Profile>,
     options: BackendOptions,
     /// Rows of logits that were asked for whole, of the last step.
     logits: Vec<f32>,
@@ -72,6 +75,7 @@ impl CudaBackend {
         if options.activations != ActivationDtype::Bf16 {
             return Err(EngineError::Unsupported("activation_dtype: CUDA computes with bf16 activations only".into()));
         }
+        let profile = Profile::from_env()?;
         let device = Device::open(ordinal)?;
         let vocab = plan.logits.width;
         let launches = Launches::new(&device, plan, options.kv_dtype, &options.sizes)?;
@@ -82,7 +86,8 @@ impl CudaBackend {
             launches,
             rows: StepRows::default(),
             graphs: HashMap::new(),
-            capture: std::env::var_os(NO_GRAPHS).is_none(),
+            capture: std::env::var_os(NO_GRAPHS).is_none() && profile.is_none(),
+            profile,
             options: *options,
             logits: Vec::new(),
         };
@@ -270,11 +275,18 @@ impl Backend for CudaBackend {
         rows::fill(&mut self.rows, batch);
         self.arena.upload(&self.rows, shape.rows)?;
         self.sampling.upload(&batch.selections.iter().map(selections::asked).collect::<Vec<_>>())?;
+        let profiled = self.profile.as_mut().is_some_and(|profile| profile.wants(batch.rows()));
+        if profiled {
+            self.device.set_profiling(true)?;
+        }
         match observer {
             Some(observer) => self.observe(batch, &room, observer)?,
             None => self.replay(shape, &room)?,
         }
         self.device.synchronize()?;
+        if profiled {
+            self.device.set_profiling(false)?;
+        }
         self.collect(batch)
     }
 
