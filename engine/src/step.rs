@@ -27,18 +27,17 @@ pub(crate) fn step(scheduler: &mut Scheduler, backend: &mut dyn Backend) -> Resu
         let sequence = &mut scheduler.running[index];
         let own;
         (own, rows) = rows.split_at(share.want.count(share.rows).min(rows.len()));
-        if advance(sequence, share, own, &mut counts).is_err() {
-            ended.push((index, true));
-        } else if sequence.ended().is_some() {
-            ended.push((index, false));
+        match advance(sequence, share, own, &mut counts) {
+            Err(error) => ended.push((index, Err(sequence.sampler.explain(error)))),
+            Ok(()) => ended.extend(sequence.ended().map(|reason| (index, Ok(reason)))),
         }
     }
-    ended.sort_unstable();
-    for (index, failed) in ended.into_iter().rev() {
+    ended.sort_unstable_by_key(|(index, _)| *index);
+    for (index, outcome) in ended.into_iter().rev() {
         let sequence = scheduler.remove(index);
-        match sequence.ended() {
-            Some(reason) if !failed => sequence.finish(reason),
-            _ => sequence.fail("the model computed logits that are not numbers"),
+        match outcome {
+            Ok(reason) => sequence.finish(reason),
+            Err(message) => sequence.fail(&message),
         }
     }
     Ok(counts)

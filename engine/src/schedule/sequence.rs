@@ -26,7 +26,7 @@ pub(crate) struct Running {
 impl Running {
     pub(crate) fn new(submission: Submission, queued: Instant, cache: Sequence, pages: usize, vocab: usize) -> Self {
         let request = &submission.request;
-        let sampler = Sampler::new(&request.sampling, &request.prompt, vocab);
+        let sampler = Sampler::new(&request.sampling, &request.prompt, vocab).with_grammar(request.grammar.as_ref());
         let this = Self {
             tokens: request.prompt.clone(),
             cache,
@@ -110,7 +110,7 @@ impl Running {
         self.sampler.accept(id);
         self.send(GenerateEvent::Token(TokenEvent { id, logprobs }));
         let request = &self.submission.request;
-        if request.stop_tokens.contains(&id) {
+        if request.stop_tokens.contains(&id) || self.sampler.is_complete() {
             self.end = Some(FinishReason::Stop);
         } else if self.tokens.len() - request.prompt.len() >= request.max_tokens {
             self.end = Some(FinishReason::Length);
