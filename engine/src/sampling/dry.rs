@@ -154,7 +154,9 @@ mod tests {
         Dry { last_n: Some(0), ..dry(&[]) }.apply(&mut logits, &[1, 1, 1, 1], &[]);
         dry(&[]).apply(&mut logits, &[], &[]);
         assert_eq!(logits, [0.0; 8]);
-        assert!(!Dry { last_n: Some(0), ..dry(&[]) }.is_active() && dry(&[]).is_active() && !Dry::default().is_active());
+        assert!(
+            !Dry { last_n: Some(0), ..dry(&[]) }.is_active() && dry(&[]).is_active() && !Dry::default().is_active()
+        );
     }
 
     #[test]

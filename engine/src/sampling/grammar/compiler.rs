@@ -1,10 +1,10 @@
 //! Compiling grammars for one tokenizer, and remembering them.
 
-use super::limits::{check_bytes, parser_limits};
-use super::masks::MaskThreads;
+use super::GrammarError;
+use super::limits::{MAX_TABLE_BYTES, check_bytes, parser_limits};
+use super::masks::{MaskThreads, mask_of};
 use super::output::OutputGrammar;
 use super::vocabulary::environment;
-use super::GrammarError;
 use crate::text::tokenizer::Tokenizer;
 use llguidance::api::TopLevelGrammar;
 use llguidance::earley::SlicedBiasComputer;
@@ -15,10 +15,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use toktrie::InferenceCapabilities;
 
 /// Grammars that are remembered, and bytes of their texts together.
-const REMEMBERED: usize = 64;
+const REMEMBERED: usize = 32;
 const REMEMBERED_BYTES: usize = 4 << 20;
 /// The library's parsers call themselves; their depth is bounded (see `limits`), and this is enough for it.
 const STACK_BYTES: usize = 64 << 20;
+
+/// The library's name for a dead end.
+const NO_BEGINNING: &str = "NoExtensionBias";
 
 /// Compiles grammars for one tokenizer and remembers the latest.
 pub struct GrammarCompiler {
@@ -107,12 +110,24 @@ impl GrammarCompiler {
 
     fn build(&self, source: TopLevelGrammar) -> Result<CompiledGrammar, GrammarError> {
         let tools = self.tools.get_or_init(|| self.tools()).as_ref().map_err(Clone::clone)?;
-        let parser = tools.factory.create_parser(source);
-        let initial = Matcher::new(parser);
-        match initial.get_error() {
-            Some(error) => Err(GrammarError::Invalid(GrammarError::text(error))),
-            None => Ok(CompiledGrammar { initial, threads: tools.threads.clone() }),
+        let invalid = |error| GrammarError::Invalid(GrammarError::text(error));
+        let mut parser = tools.factory.create_parser(source).map_err(invalid)?;
+        parser.start_without_prompt();
+        let mut initial = Matcher::new(Ok(parser.clone()));
+        // What cannot even begin, or only with too much work, is told now and not after the prompt.
+        match mask_of(&mut initial) {
+            Err(GrammarError::Stuck(error)) if error == NO_BEGINNING => {
+                return Err(GrammarError::Invalid("no text fits the grammar".into()));
+            }
+            Err(GrammarError::Stuck(error) | GrammarError::Invalid(error)) => return Err(GrammarError::Invalid(error)),
+            Ok(_) => {}
         }
+        let bytes = parser.parser.lexer_stats().num_bytes;
+        if bytes > MAX_TABLE_BYTES {
+            let (needed, most) = (bytes >> 20, MAX_TABLE_BYTES >> 20);
+            return Err(GrammarError::Invalid(format!("it needs {needed} MiB of tables; at most {most} are allowed")));
+        }
+        Ok(CompiledGrammar { initial, threads: tools.threads.clone() })
     }
 
     fn tools(&self) -> Result<Tools, GrammarError> {

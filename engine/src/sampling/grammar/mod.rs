@@ -53,7 +53,8 @@ impl GrammarError {
     fn text(error: impl std::fmt::Display) -> String {
         const LONGEST: usize = 400;
         let text = error.to_string();
-        let text = ["\n<", "<non-verbose/>"].iter().fold(text.as_str(), |text, end| text.split(end).next().unwrap_or(text));
+        let text =
+            ["\n<", "<non-verbose/>"].iter().fold(text.as_str(), |text, end| text.split(end).next().unwrap_or(text));
         let mut short: String = text.trim().chars().take(LONGEST).collect();
         if short.len() < text.trim().len() {
             short.push('…');

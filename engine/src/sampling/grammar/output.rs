@@ -1,6 +1,7 @@
 //! The grammar of a whole output: thinking, then content or tool calls in the model's own syntax.
 
-use super::{Grammar, GrammarError, json_source, limits};
+use super::limits::Budget;
+use super::{Grammar, GrammarError, json_source};
 use crate::text::parser::ToolFormat;
 use crate::text::tokenizer::Tokenizer;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
@@ -74,17 +75,18 @@ impl OutputGrammar {
     /// The grammars as the library takes them, the whole one first.
     pub(super) fn source(&self, tokenizer: &Tokenizer) -> Result<TopLevelGrammar, GrammarError> {
         if let (Thinking::No, Some(Content::Bound(grammar)), None) = (self.thinking, &self.content, &self.calls) {
-            return Ok(TopLevelGrammar::from_grammar(part(grammar)?));
+            return Ok(TopLevelGrammar::from_grammar(part(grammar, &mut Budget::default())?));
         }
-        let mut source = Source { tokenizer, rules: vec![BLANK.into(), TEXT.into()], parts: Vec::new() };
+        let rules = vec![BLANK.into(), TEXT.into()];
+        let mut source = Source { tokenizer, rules, parts: Vec::new(), budget: Budget::default() };
         let body = match (&self.content, &self.calls) {
             (None, None) => return Err(GrammarError::Invalid("neither content nor a call is allowed".into())),
             (Some(Content::Free), None) => "TEXT".to_owned(),
             (Some(Content::Free), Some(calls)) => source.text_with_calls(calls)?,
-            (Some(Content::Bound(grammar)), None) => source.part(part(grammar)?),
+            (Some(Content::Bound(grammar)), None) => source.grammar(grammar)?,
             (None, Some(calls)) => source.only_calls(calls)?,
             (Some(Content::Bound(grammar)), Some(calls)) => {
-                let (content, calls) = (source.part(part(grammar)?), source.only_calls(calls)?);
+                let (content, calls) = (source.grammar(grammar)?, source.only_calls(calls)?);
                 format!("{content} | {calls}")
             }
         };
@@ -102,6 +104,7 @@ struct Source<'a> {
     tokenizer: &'a Tokenizer,
     rules: Vec<String>,
     parts: Vec<GrammarWithLexer>,
+    budget: Budget,
 }
 
 impl Source<'_> {
@@ -110,6 +113,11 @@ impl Source<'_> {
         let name = format!("part_{}", self.parts.len());
         self.parts.push(GrammarWithLexer { name: Some(name.clone()), ..grammar });
         format!("@{name}")
+    }
+
+    fn grammar(&mut self, grammar: &Grammar) -> Result<String, GrammarError> {
+        let part = part(grammar, &mut self.budget)?;
+        Ok(self.part(part))
     }
 
     /// A special token is named by its id: no text is it.
@@ -174,8 +182,10 @@ impl Source<'_> {
             let name = literal(&format!("{},", Value::from(tool.name.as_str())));
             let (before, after) = (literal("{\"name\":"), literal("\"arguments\":"));
             self.rules.push(format!("HEAD_{index}: {before} SPACE? {name} SPACE? {after} SPACE?"));
-            let arguments = arguments(tool)?;
-            let arguments = self.part(GrammarWithLexer::from_json_schema(json_source(&arguments, tool.strict)));
+            let arguments = self.grammar(&arguments(tool)).map_err(|error| match error {
+                GrammarError::Invalid(problem) => GrammarError::Invalid(format!("tool `{}`: {problem}", tool.name)),
+                other => other,
+            })?;
             self.rules.push(format!("call_{index}: HEAD_{index} {arguments} \"}}\""));
             names.push(format!("call_{index}"));
         }
@@ -184,20 +194,17 @@ impl Source<'_> {
 }
 
 /// The schema of a tool's arguments: always of an object.
-fn arguments(tool: &ToolSchema) -> Result<Value, GrammarError> {
-    let named = |error: GrammarError| GrammarError::Invalid(format!("tool `{}`: {error}", tool.name));
-    let Some(parameters) = &tool.parameters else { return Ok(json!({ "type": "object" })) };
-    limits::check(&Grammar::JsonSchema { schema: parameters.clone(), strict: tool.strict }).map_err(named)?;
-    let mut parameters = parameters.clone();
-    if let Value::Object(fields) = &mut parameters {
+fn arguments(tool: &ToolSchema) -> Grammar {
+    let mut schema = tool.parameters.clone().unwrap_or_else(|| json!({}));
+    if let Value::Object(fields) = &mut schema {
         fields.entry("type").or_insert_with(|| "object".into());
     }
-    Ok(parameters)
+    Grammar::JsonSchema { schema, strict: tool.strict }
 }
 
 /// A grammar of its own.
-fn part(grammar: &Grammar) -> Result<GrammarWithLexer, GrammarError> {
-    limits::check(grammar)?;
+fn part(grammar: &Grammar, budget: &mut Budget) -> Result<GrammarWithLexer, GrammarError> {
+    budget.check(grammar)?;
     Ok(match grammar {
         Grammar::JsonSchema { schema, strict } => GrammarWithLexer::from_json_schema(json_source(schema, *strict)),
         // `\d` and `\w` are ASCII, as they are in the patterns of JSON schemas.

@@ -9,7 +9,11 @@ use std::sync::Arc;
 /// A compiler and what ends its outputs.
 fn compilers() -> [GrammarCompiler; 3] {
     let [tiny, bytes, pieces] = [tiny().clone(), bytes(), sentencepiece()];
-    [GrammarCompiler::new(&tiny, &[4089, 4087]), GrammarCompiler::new(&bytes, &[256]), GrammarCompiler::new(&pieces, &[2])]
+    [
+        GrammarCompiler::new(&tiny, &[4089, 4087]),
+        GrammarCompiler::new(&bytes, &[256]),
+        GrammarCompiler::new(&pieces, &[2]),
+    ]
 }
 
 fn compile(compiler: &GrammarCompiler, grammar: Grammar) -> Arc<CompiledGrammar> {
@@ -67,7 +71,8 @@ fn babble(compiler: &GrammarCompiler, grammar: &Arc<CompiledGrammar>, seed: u32,
     let tokenizer = compiler.tokenizer();
     // A model has rows beyond the tokenizer's last token.
     let vocab = tokenizer.vocab_size() + 37;
-    let params = SamplingParams { temperature: if seed.is_multiple_of(2) { 1.0 } else { 0.0 }, seed: 5, ..Default::default() };
+    let params =
+        SamplingParams { temperature: if seed.is_multiple_of(2) { 1.0 } else { 0.0 }, seed: 5, ..Default::default() };
     let mut sampler = Sampler::new(&params, &[], vocab).with_grammar(Some(grammar));
     let mut ids = Vec::new();
     for position in 0..most {
@@ -234,7 +239,10 @@ fn forced_calls() {
             let Some(text) = text.filter(|text| !text.contains("get_anything")) else { continue };
             let body = text.trim_start_matches("<tool_call>").trim_end_matches("</tool_call>");
             let call: Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{text}: {error}"));
-            assert!(call["name"] == "now-2.x" || call["arguments"]["city"].as_str().unwrap().chars().count() <= 8, "{text}");
+            assert!(
+                call["name"] == "now-2.x" || call["arguments"]["city"].as_str().unwrap().chars().count() <= 8,
+                "{text}"
+            );
         }
     }
 }
@@ -266,7 +274,8 @@ fn calls_within_free_text() {
 #[test]
 fn thinking_comes_first() {
     for compiler in &compilers()[..2] {
-        let with = |thinking| OutputGrammar { thinking, ..OutputGrammar::content(schema(json!({ "type": "integer" }))) };
+        let with =
+            |thinking| OutputGrammar { thinking, ..OutputGrammar::content(schema(json!({ "type": "integer" }))) };
         let open = compiler.compile(&with(Thinking::Open)).unwrap();
         let maybe = compiler.compile(&with(Thinking::Maybe)).unwrap();
         assert_eq!(fate(compiler, &open, "I see: <7 or {\"8\"}.\n</think>\n\n42"), Fate::MayEnd);
@@ -276,8 +285,7 @@ fn thinking_comes_first() {
         assert_eq!(fate(compiler, &maybe, "<think>\nhm\n</think>\n\n42"), Fate::MayEnd);
         assert_eq!(fate(compiler, &maybe, "42"), Fate::MayEnd);
         assert!(matches!(fate(compiler, &maybe, "hm"), Fate::Refused(0)));
-        let forced =
-            OutputGrammar { thinking: Thinking::Open, calls: Some(calls(false)), ..OutputGrammar::default() };
+        let forced = OutputGrammar { thinking: Thinking::Open, calls: Some(calls(false)), ..OutputGrammar::default() };
         let forced = compiler.compile(&forced).unwrap();
         assert_eq!(fate(compiler, &forced, &format!("hm\n</think>\n\n{OSLO}")), Fate::Complete);
         let auto = OutputGrammar { content: Some(Content::Free), ..forced_with(Thinking::Open) };
@@ -327,7 +335,8 @@ fn verify_rows_choose_what_decode_rows_do() {
             let drafts = [&ids[start..start + 3], &[17]].concat();
             for row in 0..=drafts.len() {
                 let position = (start + row) as u32;
-                let chosen = verify.choose_with(&noise(seed, position, vocab), position.into(), &drafts[..row]).unwrap();
+                let chosen =
+                    verify.choose_with(&noise(seed, position, vocab), position.into(), &drafts[..row]).unwrap();
                 if row < 3 {
                     assert_eq!(chosen, ids[start + row]);
                 }
@@ -376,11 +385,11 @@ fn compiled_grammars_are_remembered_and_forgotten() {
     let number = |n: usize| Grammar::Regex(format!("a{{{n}}}"));
     let first = compile(&compiler, number(1));
     assert!(Arc::ptr_eq(&first, &compile(&compiler, number(1))));
-    for n in 2..70 {
+    for n in 2..40 {
         compile(&compiler, number(n));
         assert!(Arc::ptr_eq(&first, &compile(&compiler, number(1))), "what is used is kept");
     }
-    for n in 70..140 {
+    for n in 40..80 {
         compile(&compiler, number(n));
     }
     assert!(!Arc::ptr_eq(&first, &compile(&compiler, number(1))));

@@ -174,7 +174,10 @@ fn what_is_asked_of_a_row_follows_from_the_parameters() {
     let sample = Selection::Sample { temperature: 0.5, seed: 3, position: 7 };
     assert_eq!(asked(SamplingParams { seed: 3, ..sampled(0.5) }), sample);
     assert_eq!(asked(SamplingParams { top_k: 20, min_p: 0.1, ..sampled(1.0) }), Selection::Top { k: 20 });
-    assert_eq!(asked(SamplingParams { top_k: 256, top_p: 0.9, typical_p: 0.9, ..sampled(1.0) }), Selection::Top { k: 256 });
+    assert_eq!(
+        asked(SamplingParams { top_k: 256, top_p: 0.9, typical_p: 0.9, ..sampled(1.0) }),
+        Selection::Top { k: 256 }
+    );
     for whole in [
         SamplingParams { top_k: 257, ..sampled(1.0) },
         SamplingParams { top_p: 0.9, ..sampled(1.0) },
