@@ -6,3 +6,4 @@ mod clients;
 mod evaluations;
 mod gates;
 mod server;
+mod structured;

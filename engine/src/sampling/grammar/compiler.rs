@@ -3,7 +3,7 @@
 use super::GrammarError;
 use super::limits::{MAX_TABLE_BYTES, check_bytes, parser_limits};
 use super::masks::{MaskThreads, mask_of};
-use super::output::OutputGrammar;
+use super::output::{OutputGrammar, Sources};
 use super::vocabulary::environment;
 use crate::text::tokenizer::Tokenizer;
 use llguidance::api::TopLevelGrammar;
@@ -84,12 +84,13 @@ impl GrammarCompiler {
     /// When the grammar is not one, or is too large, too deep or too complex.
     pub fn compile(&self, grammar: &OutputGrammar) -> Result<Arc<CompiledGrammar>, GrammarError> {
         let source = grammar.source(&self.tokenizer)?;
-        let key = serde_json::to_string(&source).map_err(|error| GrammarError::Invalid(error.to_string()))?;
+        let key = serde_json::to_string(&source.top_level());
+        let key = key.map_err(|error| GrammarError::Invalid(error.to_string()))?;
         check_bytes(key.len())?;
         if let Some(found) = self.cache().find(&key) {
             return Ok(found);
         }
-        let build = || self.build(source);
+        let build = || self.build(&source);
         let built = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("atlas-grammar-compile".into()).stack_size(STACK_BYTES);
             match thread.spawn_scoped(scope, build) {
@@ -108,26 +109,14 @@ impl GrammarCompiler {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn build(&self, source: TopLevelGrammar) -> Result<CompiledGrammar, GrammarError> {
+    /// Compiles the parts before the whole: the whole may begin although one of its parts cannot.
+    fn build(&self, source: &Sources) -> Result<CompiledGrammar, GrammarError> {
         let tools = self.tools.get_or_init(|| self.tools()).as_ref().map_err(Clone::clone)?;
-        let invalid = |error| GrammarError::Invalid(GrammarError::text(error));
-        let mut parser = tools.factory.create_parser(source).map_err(invalid)?;
-        parser.start_without_prompt();
-        let mut initial = Matcher::new(Ok(parser.clone()));
-        // What cannot even begin, or only with too much work, is told now and not after the prompt.
-        match mask_of(&mut initial) {
-            Err(GrammarError::Stuck(error)) if error == NO_BEGINNING => {
-                return Err(GrammarError::Invalid("no text fits the grammar".into()));
-            }
-            Err(GrammarError::Stuck(error) | GrammarError::Invalid(error)) => return Err(GrammarError::Invalid(error)),
-            Ok(_) => {}
+        for (label, part) in &source.parts {
+            let alone = TopLevelGrammar::from_grammar(part.clone());
+            begun(&tools.factory, alone).map_err(|error| error.labelled(label))?;
         }
-        let bytes = parser.parser.lexer_stats().num_bytes;
-        if bytes > MAX_TABLE_BYTES {
-            let (needed, most) = (bytes >> 20, MAX_TABLE_BYTES >> 20);
-            return Err(GrammarError::Invalid(format!("it needs {needed} MiB of tables; at most {most} are allowed")));
-        }
-        Ok(CompiledGrammar { initial, threads: tools.threads.clone() })
+        Ok(CompiledGrammar { initial: begun(&tools.factory, source.top_level())?, threads: tools.threads.clone() })
     }
 
     fn tools(&self) -> Result<Tools, GrammarError> {
@@ -139,6 +128,27 @@ impl GrammarCompiler {
         *factory.limits_mut() = parser_limits();
         Ok(Tools { factory, threads: MaskThreads::start()? })
     }
+}
+
+/// A parser before the first token. What cannot even begin, or only with too much work or memory, is an error now and
+/// not after the prompt.
+fn begun(factory: &ParserFactory, source: TopLevelGrammar) -> Result<Matcher, GrammarError> {
+    let mut parser = factory.create_parser(source).map_err(|error| GrammarError::Invalid(GrammarError::text(error)))?;
+    parser.start_without_prompt();
+    let mut matcher = Matcher::new(Ok(parser.clone()));
+    match mask_of(&mut matcher) {
+        Err(GrammarError::Stuck(error)) if error == NO_BEGINNING => {
+            return Err(GrammarError::Invalid("no text fits the grammar".into()));
+        }
+        Err(GrammarError::Stuck(error) | GrammarError::Invalid(error)) => return Err(GrammarError::Invalid(error)),
+        Ok(_) => {}
+    }
+    let bytes = parser.parser.lexer_stats().num_bytes;
+    if bytes > MAX_TABLE_BYTES {
+        let (needed, most) = (bytes >> 20, MAX_TABLE_BYTES >> 20);
+        return Err(GrammarError::Invalid(format!("it needs {needed} MiB of tables; at most {most} are allowed")));
+    }
+    Ok(matcher)
 }
 
 impl fmt::Debug for GrammarCompiler {

@@ -49,6 +49,14 @@ pub enum GrammarError {
 }
 
 impl GrammarError {
+    /// With `label` before its message.
+    fn labelled(self, label: &str) -> Self {
+        match self {
+            Self::Invalid(problem) => Self::Invalid(format!("{label}{problem}")),
+            Self::Stuck(problem) => Self::Stuck(problem),
+        }
+    }
+
     /// The library's message without its state dump and back traces.
     fn text(error: impl std::fmt::Display) -> String {
         const LONGEST: usize = 400;

@@ -72,10 +72,10 @@ impl OutputGrammar {
         Self { content: Some(Content::Bound(grammar)), ..Self::default() }
     }
 
-    /// The grammars as the library takes them, the whole one first.
-    pub(super) fn source(&self, tokenizer: &Tokenizer) -> Result<TopLevelGrammar, GrammarError> {
+    /// The grammars as the library takes them.
+    pub(super) fn source(&self, tokenizer: &Tokenizer) -> Result<Sources, GrammarError> {
         if let (Thinking::No, Some(Content::Bound(grammar)), None) = (self.thinking, &self.content, &self.calls) {
-            return Ok(TopLevelGrammar::from_grammar(part(grammar, &mut Budget::default())?));
+            return Ok(Sources { whole: part(grammar, &mut Budget::default())?, parts: Vec::new() });
         }
         let rules = vec![BLANK.into(), TEXT.into()];
         let mut source = Source { tokenizer, rules, parts: Vec::new(), budget: Budget::default() };
@@ -83,10 +83,10 @@ impl OutputGrammar {
             (None, None) => return Err(GrammarError::Invalid("neither content nor a call is allowed".into())),
             (Some(Content::Free), None) => "TEXT".to_owned(),
             (Some(Content::Free), Some(calls)) => source.text_with_calls(calls)?,
-            (Some(Content::Bound(grammar)), None) => source.grammar(grammar)?,
+            (Some(Content::Bound(grammar)), None) => source.part(grammar, String::new())?,
             (None, Some(calls)) => source.only_calls(calls)?,
             (Some(Content::Bound(grammar)), Some(calls)) => {
-                let (content, calls) = (source.grammar(grammar)?, source.only_calls(calls)?);
+                let (content, calls) = (source.part(grammar, String::new())?, source.only_calls(calls)?);
                 format!("{content} | {calls}")
             }
         };
@@ -95,7 +95,22 @@ impl OutputGrammar {
         let start = source.start(self.thinking, free);
         source.rules.push(format!("start: {start}"));
         let whole = GrammarWithLexer::from_lark(source.rules.join("\n"));
-        Ok(TopLevelGrammar { grammars: [vec![whole], source.parts].concat(), max_tokens: None })
+        Ok(Sources { whole, parts: source.parts })
+    }
+}
+
+/// A grammar, and the grammars that it names, each with what its errors begin with.
+pub(super) struct Sources {
+    pub(super) whole: GrammarWithLexer,
+    pub(super) parts: Vec<(String, GrammarWithLexer)>,
+}
+
+impl Sources {
+    /// All together.
+    pub(super) fn top_level(&self) -> TopLevelGrammar {
+        let parts = self.parts.iter().map(|(_, part)| part);
+        let grammars = std::iter::once(&self.whole).chain(parts).cloned().collect();
+        TopLevelGrammar { grammars, max_tokens: None }
     }
 }
 
@@ -103,21 +118,17 @@ impl OutputGrammar {
 struct Source<'a> {
     tokenizer: &'a Tokenizer,
     rules: Vec<String>,
-    parts: Vec<GrammarWithLexer>,
+    parts: Vec<(String, GrammarWithLexer)>,
     budget: Budget,
 }
 
 impl Source<'_> {
-    /// A reference to a further grammar.
-    fn part(&mut self, grammar: GrammarWithLexer) -> String {
+    /// A reference to a further grammar, whose errors begin with `label`.
+    fn part(&mut self, grammar: &Grammar, label: String) -> Result<String, GrammarError> {
+        let part = part(grammar, &mut self.budget).map_err(|error| error.labelled(&label))?;
         let name = format!("part_{}", self.parts.len());
-        self.parts.push(GrammarWithLexer { name: Some(name.clone()), ..grammar });
-        format!("@{name}")
-    }
-
-    fn grammar(&mut self, grammar: &Grammar) -> Result<String, GrammarError> {
-        let part = part(grammar, &mut self.budget)?;
-        Ok(self.part(part))
+        self.parts.push((label, GrammarWithLexer { name: Some(name.clone()), ..part }));
+        Ok(format!("@{name}"))
     }
 
     /// A special token is named by its id: no text is it.
@@ -182,10 +193,7 @@ impl Source<'_> {
             let name = literal(&format!("{},", Value::from(tool.name.as_str())));
             let (before, after) = (literal("{\"name\":"), literal("\"arguments\":"));
             self.rules.push(format!("HEAD_{index}: {before} SPACE? {name} SPACE? {after} SPACE?"));
-            let arguments = self.grammar(&arguments(tool)).map_err(|error| match error {
-                GrammarError::Invalid(problem) => GrammarError::Invalid(format!("tool `{}`: {problem}", tool.name)),
-                other => other,
-            })?;
+            let arguments = self.part(&arguments(tool), format!("tool `{}`: ", tool.name))?;
             self.rules.push(format!("call_{index}: HEAD_{index} {arguments} \"}}\""));
             names.push(format!("call_{index}"));
         }

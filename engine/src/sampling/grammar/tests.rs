@@ -419,6 +419,14 @@ fn what_is_no_grammar_is_refused_with_its_reason() {
     }
     // What cannot be enforced is ignored where the client does not insist.
     compile(&compiler, Grammar::JsonSchema { schema: json!({ "not": { "type": "string" } }), strict: false });
+    // A part that nothing fits is found behind what may come before it, and a tool's error names the tool.
+    let nothing = schema(json!({ "$ref": "#" }));
+    let hidden = OutputGrammar { thinking: Thinking::Maybe, ..OutputGrammar::content(nothing) };
+    assert_eq!(compiler.compile(&hidden).unwrap_err(), GrammarError::Invalid("no text fits the grammar".into()));
+    let mut bad = calls(true);
+    bad.tools[0].parameters = Some(json!({ "$ref": "#/$defs/missing" }));
+    let error = compiler.compile(&OutputGrammar { calls: Some(bad), ..OutputGrammar::default() }).unwrap_err();
+    assert!(error.to_string().starts_with("tool `get_weather`: "), "{error}");
     let none = Calls { format: ToolFormat::None, ..calls(true) };
     let error = compiler.compile(&OutputGrammar { calls: Some(none), ..OutputGrammar::default() }).unwrap_err();
     assert!(error.to_string().contains("syntax of this model"), "{error}");
