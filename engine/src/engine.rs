@@ -161,14 +161,22 @@ pub struct EngineStats {
     pub running: usize,
     /// Requests in the queue.
     pub waiting: usize,
-    /// KV cache entries in use, as a fraction of all.
+    /// KV cache entries in use by running requests, as a fraction of all.
     pub kv_usage: f64,
+    /// KV pages that the prefix cache holds, those in use included.
+    pub cached_pages: usize,
+    /// States of recurrent layers that the prefix cache holds.
+    pub checkpoints: usize,
     /// Prompt tokens computed.
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub generation_tokens: u64,
     /// Forward passes.
     pub steps: u64,
+    /// Sequences in all of them: divided by `steps`, the mean batch.
+    pub step_sequences: u64,
+    /// Requests whose memory was taken for others and that were computed again.
+    pub preemptions: u64,
     /// Requests ended because their client went away.
     pub cancelled: u64,
 }

@@ -81,7 +81,8 @@ pub fn explain_spec(
     costs.iter().for_each(|(_, cost)| add(&mut total, cost));
     let sublayers = costs.into_iter().map(|(name, cost)| SublayerCost { name, cost }).collect();
     // A second anchor and open page a sequence are held while a block is crossed.
-    let state = 2 * total.state_bytes_per_sequence * options.sequences as u64;
+    let state =
+        2 * total.state_bytes_per_sequence * options.sequences as u64 + plan.anchor_bytes() * sizes.checkpoints as u64;
     let kv = total.kv_bytes_per_token * (sizes.pages * crate::cache::PAGE) as u64;
     let activations: usize = plan.buffers.iter().map(|buffer| buffer.width).sum();
     let memory_bytes = total.weight_bytes + kv + state + 4 * 512 * activations as u64;

@@ -27,6 +27,8 @@ pub struct LoadOptions {
     pub context: Option<usize>,
     /// KV cache tokens in all; `sequences * context` when `None`.
     pub kv_tokens: Option<usize>,
+    /// Checkpoints of recurrent state that the prefix cache may keep.
+    pub checkpoints: usize,
     /// Rows of the largest verify group.
     pub verify_rows: usize,
     /// Rows that a step is expected to have at most.
@@ -43,6 +45,7 @@ impl Default for LoadOptions {
             sequences: 1,
             context: None,
             kv_tokens: None,
+            checkpoints: 0,
             verify_rows: 8,
             step_rows: 512,
         }
@@ -88,7 +91,8 @@ impl Model {
         let generation = hf::load_generation(files)?;
         let tensors = Tensors::open(files)?;
         loader::reconcile(&mut spec, &tensors);
-        let plan = blocks::lower(&spec);
+        let mut plan = blocks::lower(&spec);
+        loader::kv_scales(&mut plan, &tensors)?;
         let total =
             plan.params.iter().filter_map(|param| loader::stored(param, &tensors)).map(|(_, bytes)| bytes).sum();
         let (sizes, context) = sizes(&spec, options)?;
@@ -138,7 +142,11 @@ pub fn sizes(spec: &ModelSpec, options: &LoadOptions) -> Result<(CacheSizes, usi
         crate::config::spec::Body::GatedDelta(delta) => Some(delta.conv_taps),
         _ => None,
     });
-    let mut sizes = CacheSizes::for_sequences(options.sequences, context, taps.max().unwrap_or(0), options.verify_rows);
+    let taps = taps.max();
+    let mut sizes = CacheSizes::for_sequences(options.sequences, context, taps.unwrap_or(0), options.verify_rows);
+    if taps.is_some() {
+        sizes = sizes.with_checkpoints(options.checkpoints);
+    }
     if let Some(tokens) = options.kv_tokens {
         sizes.pages = tokens.div_ceil(crate::cache::PAGE);
     }

@@ -9,8 +9,10 @@ use crate::engine::{
     EngineCore, EngineHandle, EngineStats, FinishReason, GenerateEvent, ModelInfo, Submission, SubmitError, Usage,
 };
 use crate::model::Model;
+use crate::schedule::Policy;
+use crate::schedule::pace::average;
 use crate::schedule::scheduler::{Limits, Scheduler};
-use crate::step::step;
+use crate::step::{StepCounts, step};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,20 +26,69 @@ pub struct EngineOptions {
     pub max_step_tokens: usize,
     /// Sequences that run at once; not above what the model was loaded for.
     pub max_sequences: usize,
+    /// Order of prompts.
+    pub policy: Policy,
+    /// Longest wanted time between two tokens of a sequence.
+    pub between_tokens: Duration,
+    /// Whether computed prefixes are kept for later requests. With recurrent state that also takes checkpoints, for
+    /// which the model must have been loaded.
+    pub prefix_caching: bool,
+    /// Tokens before the first checkpoint inside a prompt; the next ones stand at its doublings.
+    pub checkpoint_interval: usize,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { max_queue: 256, max_step_tokens: 512, max_sequences: 8 }
+        Self {
+            max_queue: 256,
+            max_step_tokens: 512,
+            max_sequences: 8,
+            policy: Policy::default(),
+            between_tokens: Duration::from_millis(100),
+            prefix_caching: true,
+            checkpoint_interval: 4096,
+        }
     }
 }
 
 struct Inbox {
     new: Vec<(Submission, Instant)>,
     stats: EngineStats,
+    departures: Departures,
     /// Set by [`EngineCore::shutdown`]: no new work, and an end at this time.
     closing: Option<Instant>,
     stopped: bool,
+}
+
+/// How fast requests leave the queue.
+#[derive(Debug, Clone, Copy, Default)]
+struct Departures {
+    /// Mean seconds between two.
+    mean: Option<f64>,
+    last: Option<Instant>,
+}
+
+impl Departures {
+    const MOST: f64 = 600.0;
+
+    /// Notes that `count` requests have left the queue and so many still wait.
+    fn observe(&mut self, count: usize, waiting: usize, now: Instant) {
+        if waiting == 0 {
+            // Nobody waits for the next departure: the time until then says nothing.
+            self.last = None;
+        } else if count > 0 || self.last.is_none() {
+            if let Some(last) = self.last.replace(now) {
+                average(&mut self.mean, now.duration_since(last).as_secs_f64() / count as f64);
+            }
+        }
+    }
+
+    /// When a place in a full queue is likely to be free: after the mean time between departures, or for as long as
+    /// the present one already takes.
+    fn next(&self, now: Instant) -> Duration {
+        let waited = self.last.map_or(0.0, |last| now.duration_since(last).as_secs_f64());
+        Duration::from_secs_f64(self.mean.unwrap_or(0.0).max(waited).clamp(1.0, Self::MOST))
+    }
 }
 
 struct Shared {
@@ -64,13 +115,26 @@ pub fn start(model: Model, options: EngineOptions) -> std::io::Result<EngineHand
         family: model.spec.family.to_owned(),
         weight_bytes: model.backend.weight_bytes(),
     };
+    let resumes = !model.is_recurrent() || model.backend.resumes_at_anchors();
+    if options.prefix_caching && !resumes {
+        tracing::warn!("no prefix caching: this device cannot resume the model's recurrent state");
+    }
     let limits = Limits {
         max_sequences: options.max_sequences,
         step_tokens: options.max_step_tokens.max(options.max_sequences),
-        context: model.context,
         vocab: model.spec.vocab,
+        policy: options.policy,
+        between_tokens: options.between_tokens,
+        prefix_caching: options.prefix_caching && resumes,
+        checkpoint_interval: options.checkpoint_interval,
     };
-    let inbox = Inbox { new: Vec::new(), stats: EngineStats::default(), closing: None, stopped: false };
+    let inbox = Inbox {
+        new: Vec::new(),
+        stats: EngineStats::default(),
+        departures: Departures::default(),
+        closing: None,
+        stopped: false,
+    };
     let shared = Arc::new(Shared {
         inbox: Mutex::new(inbox),
         wake: Condvar::new(),
@@ -119,7 +183,7 @@ impl EngineCore for Shared {
         }
         let waiting = inbox.stats.waiting;
         if waiting >= self.options.max_queue {
-            return Err(SubmitError::QueueFull { waiting, retry_after: Duration::from_secs(1) });
+            return Err(SubmitError::QueueFull { waiting, retry_after: inbox.departures.next(Instant::now()) });
         }
         inbox.stats.waiting += 1;
         inbox.new.push((submission, Instant::now()));
@@ -154,25 +218,21 @@ impl Worker {
                 return self.stop();
             }
             let gone = self.scheduler.reap(Instant::now());
-            self.scheduler.admit();
-            let counts = if self.scheduler.running.is_empty() { Ok(Default::default()) } else { self.step() };
+            let admitted = self.scheduler.admit();
+            let counts = if self.scheduler.running.is_empty() { Ok(None) } else { self.step().map(Some) };
             let counts = counts.unwrap_or_else(|message| {
                 tracing::error!(%message, "a step failed; its requests are failed");
-                self.scheduler.clear(|running| running.fail(&message), |waiting| refuse(waiting, &message));
-                Default::default()
+                self.scheduler.clear(|generation| generation.fail(&message));
+                None
             });
-            let mut inbox = self.shared.lock();
-            inbox.stats.cancelled += gone;
-            inbox.stats.prompt_tokens += counts.prompt_tokens;
-            inbox.stats.generation_tokens += counts.generated;
-            inbox.stats.steps += 1;
-            inbox.stats.running = self.scheduler.running.len();
-            inbox.stats.waiting = self.scheduler.waiting() + inbox.new.len();
-            inbox.stats.kv_usage = self.scheduler.kv_usage();
+            self.report(gone, admitted, counts);
+            if self.scheduler.is_idle() {
+                self.check_idle();
+            }
         }
     }
 
-    fn step(&mut self) -> Result<crate::step::StepCounts, String> {
+    fn step(&mut self) -> Result<StepCounts, String> {
         let (scheduler, backend) = (&mut self.scheduler, self.backend.as_mut());
         match catch_unwind(AssertUnwindSafe(|| step(scheduler, backend))) {
             Ok(Ok(counts)) => Ok(counts),
@@ -181,11 +241,36 @@ impl Worker {
         }
     }
 
+    fn report(&self, gone: u64, admitted: usize, counts: Option<StepCounts>) {
+        let (running, waiting) = (self.scheduler.running.len(), self.scheduler.waiting());
+        let (kv_usage, preemptions) = (self.scheduler.kv_usage(), self.scheduler.preemptions());
+        let (cached_pages, checkpoints) = (self.scheduler.prefix().pages(), self.scheduler.prefix().checkpoints());
+        let mut inbox = self.shared.lock();
+        let waiting = waiting + inbox.new.len();
+        inbox.departures.observe(admitted, waiting, Instant::now());
+        let stats = &mut inbox.stats;
+        stats.cancelled += gone;
+        if let Some(counts) = counts {
+            stats.steps += 1;
+            stats.step_sequences += counts.sequences;
+            stats.prompt_tokens += counts.prompt_tokens;
+            stats.generation_tokens += counts.generated;
+        }
+        *stats = EngineStats { running, waiting, kv_usage, preemptions, cached_pages, checkpoints, ..*stats };
+    }
+
+    /// An idle engine holds nothing but its prefix cache. If it does, the caches are made anew, so that a leak cannot
+    /// grow.
+    fn check_idle(&mut self) {
+        if let Err(message) = self.scheduler.check_idle() {
+            debug_assert!(false, "{message}");
+            tracing::error!(%message, "the caches are inconsistent; they are made anew");
+            self.scheduler.reset();
+        }
+    }
+
     /// Takes new submissions, waiting for some when there is nothing to do. False when it is time to stop.
     fn collect(&mut self) -> bool {
-        if self.scheduler.is_idle() {
-            debug_assert!(self.scheduler.is_whole(), "an idle engine holds pages or slots");
-        }
         let mut inbox = self.shared.lock();
         loop {
             for (submission, queued) in inbox.new.drain(..) {
@@ -201,17 +286,13 @@ impl Worker {
     }
 
     fn stop(mut self) {
-        self.scheduler.clear(|running| running.finish(FinishReason::Shutdown), end_waiting);
+        self.scheduler.clear(|generation| generation.finish(FinishReason::Shutdown));
         let mut inbox = self.shared.lock();
         inbox.stopped = true;
         inbox.new.drain(..).for_each(|(submission, _)| end_waiting(submission));
         inbox.stats.running = 0;
         inbox.stats.waiting = 0;
     }
-}
-
-fn refuse(submission: Submission, message: &str) {
-    let _ = submission.events.send(GenerateEvent::Failed(message.to_owned()));
 }
 
 fn end_waiting(submission: Submission) {

@@ -52,6 +52,8 @@ pub async fn run(
                     decode_tok_s,
                     ttft_ms: median(&raw.ttft_ms),
                     weight_bytes_per_token,
+                    bytes_per_step: None,
+                    prefill_flops: None,
                     decode_roofline_fraction: bound.map(|bound| decode_tok_s / (bound * f64::from(*concurrency))),
                     raw,
                 });
@@ -72,6 +74,7 @@ pub fn about(target: &str, atlas_version: &str) -> BenchRecord {
         atlas_version: atlas_version.into(),
         recorded_at: provenance::now(),
         hardware: None,
+        memory: None,
         rows: Vec::new(),
     }
 }

@@ -5,13 +5,13 @@ use crate::errors::CliError;
 use atlas_engine::config::{ModelSpec, Quantization, WeightFormat};
 use atlas_engine::engine::{EngineHandle, GenerateEvent, GenerateRequest};
 use atlas_engine::model::{LoadOptions, Model};
-use atlas_engine::plan::StateLayerSpec;
+use atlas_engine::plan::{Op, StateLayerSpec};
 use atlas_engine::sampling::SamplingParams;
 use atlas_engine::worker::{EngineOptions, start};
 use atlas_engine::{blocks, families};
 use atlas_gates::stats::median;
 use atlas_gates::suites::throughput::{Stream, decode_rate};
-use atlas_schemas::bench::{BenchRaw, BenchRow};
+use atlas_schemas::bench::{BenchRaw, BenchRow, PrefillFlops};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,10 @@ pub(crate) struct Synthetic {
     kv_bytes_per_token: u64,
     /// Bytes of matrix states that a decode step of one sequence reads.
     state_bytes: u64,
+    /// Operations of a prompt token's linear layers, without the output projection.
+    linear_flops_per_token: u64,
+    /// Operations that a query of every attention layer spends on each cached token.
+    attention_flops_per_cached: u64,
     options: LoadOptions,
 }
 
@@ -63,7 +67,27 @@ impl Synthetic {
         let kv_bytes_per_token = costs.iter().map(|(_, cost)| cost.kv_bytes_per_token).sum();
         let state = |layer: &StateLayerSpec| 4 * layer.value_heads * layer.key_dim * layer.value_dim;
         let state_bytes = plan.state_layers.iter().map(state).sum::<usize>() as u64;
-        Ok(Self { spec, bytes_per_token, kv_bytes_per_token, state_bytes, options })
+        let linear = |op: &Op| match op {
+            Op::Linear { parts, out, .. } if out.buffer != plan.logits.buffer => {
+                parts.iter().map(|part| 2 * part.n * part.k).sum()
+            }
+            _ => 0,
+        };
+        let attention = |op: &Op| match op {
+            Op::Attention { layout, .. } => 4 * layout.heads * layout.head_dim,
+            _ => 0,
+        };
+        let sum = |of: &dyn Fn(&Op) -> usize| plan.ops.iter().map(|planned| of(&planned.op)).sum::<usize>() as u64;
+        let (linear_flops_per_token, attention_flops_per_cached) = (sum(&linear), sum(&attention));
+        Ok(Self {
+            spec,
+            bytes_per_token,
+            kv_bytes_per_token,
+            state_bytes,
+            linear_flops_per_token,
+            attention_flops_per_cached,
+            options,
+        })
     }
 
     /// Measures one combination: a warm-up, then `runs` runs. `bandwidth` is the machine's, in bytes a second.
@@ -72,13 +96,16 @@ impl Synthetic {
         let options = LoadOptions {
             sequences: shape.concurrency as usize,
             context: Some(context.next_multiple_of(16).min(self.spec.max_positions)),
-            step_rows: (shape.prompt as usize).clamp(512, STEP_TOKENS),
+            // Few steps for all prompts, so that the streams come to decode together.
+            step_rows: (shape.prompt as usize * shape.concurrency as usize).clamp(512, STEP_TOKENS),
             ..self.options
         };
         let model = Model::synthetic(self.spec.clone(), &options, 1)?;
         let limits = EngineOptions {
             max_sequences: options.sequences,
             max_step_tokens: options.step_rows,
+            // Every run computes its whole prompt.
+            prefix_caching: false,
             ..EngineOptions::default()
         };
         let engine = start(model, limits).map_err(|error| CliError::Failed(error.to_string()))?;
@@ -98,6 +125,12 @@ impl Synthetic {
         let cached = self.kv_bytes_per_token * mean_context + self.state_bytes;
         let step_bytes = self.bytes_per_token + u64::from(shape.concurrency) * cached;
         let bound = bandwidth / step_bytes.max(1) as f64 * f64::from(shape.concurrency);
+        // A token attends to itself and all before it.
+        let prompt = u64::from(shape.prompt);
+        let prefill_flops = PrefillFlops {
+            linear: prompt * self.linear_flops_per_token,
+            attention: prompt * (prompt + 1) / 2 * self.attention_flops_per_cached,
+        };
         Ok(BenchRow {
             prompt_tokens: shape.prompt,
             decode_tokens: shape.decode,
@@ -107,6 +140,8 @@ impl Synthetic {
             decode_tok_s,
             ttft_ms: median(&raw.ttft_ms),
             weight_bytes_per_token: Some(self.bytes_per_token),
+            bytes_per_step: Some(step_bytes),
+            prefill_flops: Some(prefill_flops),
             decode_roofline_fraction: Some(decode_tok_s / bound),
             raw,
         })

@@ -6,10 +6,12 @@ use crate::host::memory::{available, this_machine};
 use crate::memory_fit::MemoryNeed;
 use crate::model::ModelSource;
 use atlas_engine::backend::{ActivationDtype, DeviceKind, cuda};
+use atlas_engine::cache::PAGE;
 use atlas_engine::config::generation::GenerationConfig;
 use atlas_engine::config::hf;
 use atlas_engine::explain::explain;
 use atlas_engine::model::{LoadOptions, Model};
+use atlas_engine::schedule::Policy;
 use atlas_engine::session::Session;
 use atlas_engine::text::chat_template::ChatTemplate;
 use atlas_engine::text::parser::{ReasoningFormat, ToolFormat};
@@ -18,7 +20,8 @@ use atlas_engine::weights::ModelFiles;
 use atlas_engine::worker::{self, EngineOptions};
 use atlas_kernels::KvDtype;
 use atlas_schemas::serve_options::{
-    self as options, Device, KvCacheDtype, KvDtype as KvOption, ReasoningParser, ServeOptions, ToolCallParser,
+    self as options, Device, KvCacheDtype, KvDtype as KvOption, ReasoningParser, SchedulingPolicy, ServeOptions,
+    ToolCallParser,
 };
 use atlas_server::ServedModel;
 use std::time::{Duration, Instant};
@@ -31,6 +34,11 @@ const PROGRESS: Duration = Duration::from_secs(2);
 const CPU_STEP_TOKENS: usize = 512;
 /// The same for GPUs, whose large matrix products need more rows.
 const GPU_STEP_TOKENS: usize = 4096;
+/// Full contexts for which there is KV memory with prefix caching, for each sequence that runs at once.
+const CACHED_CONTEXTS: usize = 4;
+/// Checkpoints of recurrent state unless told.
+const LEAST_CHECKPOINTS: usize = 16;
+const MOST_CHECKPOINTS: usize = 1024;
 /// A context shorter than this is of no use.
 const LEAST_CONTEXT: usize = 16;
 
@@ -54,6 +62,13 @@ pub(crate) fn start(model: &ModelSource, options: &ServeOptions) -> Result<Serve
         max_queue: options.max_queue as usize,
         max_step_tokens: sized.load.step_rows,
         max_sequences: sized.load.sequences,
+        policy: match options.scheduling_policy {
+            SchedulingPolicy::Fifo => Policy::Fifo,
+            SchedulingPolicy::Slai => Policy::Slai,
+        },
+        between_tokens: Duration::from_millis(options.tbt_deadline_ms.into()),
+        prefix_caching: prefix_caching(options),
+        checkpoint_interval: options.ssm_checkpoint_interval as usize * PAGE,
     };
     let engine = worker::start(loaded, limits)
         .map_err(|error| CliError::Failed(format!("the engine's thread cannot be started: {error}")))?;
@@ -160,12 +175,13 @@ struct Sized {
 /// Fits context and caches into the memory that may be used. Where it does not fit, the need says so.
 fn size(files: &ModelFiles, options: &ServeOptions) -> Result<Sized, CliError> {
     let mut load = load_options(options)?;
+    let usable = usable_memory(load.device, options.gpu_memory_utilization)?;
+    load.checkpoints = checkpoints(files, &load, options, usable)?;
     let explained = explain(files, &load, this_machine())?;
     let (total, sequences) = (explained.total, load.sequences as u64);
     let kv_all = total.kv_bytes_per_token.saturating_mul(explained.context as u64).saturating_mul(sequences);
-    // Recurrent state of every sequence, and the buffers of a step.
+    // Recurrent state of every sequence and of the prefix cache, and the buffers of a step.
     let state = explained.memory_bytes.saturating_sub(total.weight_bytes).saturating_sub(kv_all);
-    let usable = usable_memory(load.device, options.gpu_memory_utilization)?;
     let rest = usable.saturating_sub(total.weight_bytes).saturating_sub(state);
     let affordable = rest.checked_div(total.kv_bytes_per_token).map_or(usize::MAX, |tokens| tokens as usize);
     let context = match load.context {
@@ -174,7 +190,9 @@ fn size(files: &ModelFiles, options: &ServeOptions) -> Result<Sized, CliError> {
         None => (explained.context as usize).min(affordable.max(LEAST_CONTEXT)),
     };
     load.context = Some(context);
-    load.kv_tokens = Some(context.saturating_mul(load.sequences).min(affordable).max(context));
+    // What sequences leave to the prefix cache should not be evicted by the next ones already.
+    let share = if prefix_caching(options) { CACHED_CONTEXTS } else { 1 };
+    load.kv_tokens = Some(context.saturating_mul(load.sequences * share).min(affordable).max(context));
     load.step_rows = match options.max_prefill_tokens {
         None if load.device == DeviceKind::Cpu => CPU_STEP_TOKENS,
         None => GPU_STEP_TOKENS.min(context).max(load.sequences),
@@ -188,6 +206,37 @@ fn size(files: &ModelFiles, options: &ServeOptions) -> Result<Sized, CliError> {
         context: context as u64,
     };
     Ok(Sized { load, need })
+}
+
+fn prefix_caching(options: &ServeOptions) -> bool {
+    options.enable_prefix_caching != Some(false)
+}
+
+/// Checkpoints of recurrent state for the prefix cache: as many as wanted, as far as a quarter of what weights and
+/// sequences leave of the usable memory goes.
+fn checkpoints(files: &ModelFiles, load: &LoadOptions, options: &ServeOptions, usable: u64) -> Result<usize, CliError> {
+    // GPU kernels do not keep convolution inputs at anchors: their recurrent sequences cannot begin there.
+    if !prefix_caching(options) || load.device != DeviceKind::Cpu {
+        return Ok(0);
+    }
+    let bytes = |checkpoints| {
+        let least = LoadOptions { checkpoints, sequences: 1, context: load.context.or(Some(LEAST_CONTEXT)), ..*load };
+        explain(files, &least, this_machine()).map(|explained| explained.memory_bytes)
+    };
+    let without = bytes(0)?;
+    let each = bytes(1)? - without;
+    if each == 0 {
+        return Ok(0);
+    }
+    let wanted = match options.ssm_cache_slots {
+        Some(slots) => slots as usize,
+        None => ((usable / 16 / each) as usize).clamp(LEAST_CHECKPOINTS, MOST_CHECKPOINTS),
+    };
+    let room = (usable.saturating_sub(without) / 4 / each) as usize;
+    if wanted > room && options.ssm_cache_slots.is_some() {
+        tracing::warn!(wanted, room, "ssm_cache_slots: memory holds fewer checkpoints of the recurrent state");
+    }
+    Ok(wanted.min(room))
 }
 
 /// Bytes that weights, caches and buffers may take on the device.
@@ -231,6 +280,7 @@ fn load_options(options: &ServeOptions) -> Result<LoadOptions, CliError> {
             KvCacheDtype { keys: KvOption::Auto, .. } => plain.kv_dtype,
             KvCacheDtype { keys: KvOption::F32, values: KvOption::F32 } => KvDtype::F32,
             KvCacheDtype { keys: KvOption::Bf16, values: KvOption::Bf16 } => KvDtype::Bf16,
+            KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Fp8 } => KvDtype::Fp8,
             other => return Err(unsupported("kv_cache_dtype", other)),
         },
         sequences: options.max_num_seqs.min(options.max_batch_size) as usize,
@@ -260,13 +310,18 @@ mod tests {
     fn what_this_build_lacks_is_refused_by_name() {
         let refusal = |options: ServeOptions| load_options(&options).unwrap_err().to_string();
         let plain = ServeOptions::default;
-        assert!(refusal(ServeOptions { device: Device::Cuda, ..plain() }).starts_with("device: `cuda`"));
+        if cuda::available().is_err() {
+            assert!(refusal(ServeOptions { device: Device::Cuda, ..plain() }).starts_with("device: `cuda`"));
+        }
+        let fp8 = KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Fp8 };
+        let fp8 = load_options(&ServeOptions { kv_cache_dtype: fp8, ..plain() }).unwrap();
+        assert_eq!(fp8.kv_dtype, KvDtype::Fp8);
         let kv = KvCacheDtype { keys: KvOption::Fp8, values: KvOption::Nvfp4 };
         assert!(refusal(ServeOptions { kv_cache_dtype: kv, ..plain() }).contains("`fp8:nvfp4`"));
         assert!(refusal(ServeOptions { activation_dtype: options::ActivationDtype::Fp4, ..plain() }).contains("`fp4`"));
         assert!(load_options(&plain()).is_ok());
         assert!(unsupported_options(&plain()).is_empty());
-        let two = ServeOptions { device: Device::Cuda, tool_call_parser: ToolCallParser::Mistral, ..plain() };
+        let two = ServeOptions { kv_cache_dtype: kv, tool_call_parser: ToolCallParser::Mistral, ..plain() };
         assert_eq!(unsupported_options(&two).len(), 2);
     }
 }

@@ -5,6 +5,7 @@ mod commands;
 mod embedded;
 mod engine_host;
 mod errors;
+mod fetch;
 mod host;
 mod http;
 mod interrupt;

@@ -31,8 +31,32 @@ pub struct BenchRecord {
     /// Facts of the machine, if the target runs on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hardware: Option<HostFacts>,
+    /// Rates of the memory that the fractions of rows are of, where they were measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryRates>,
     /// The measurements.
     pub rows: Vec<BenchRow>,
+}
+
+/// What a device's memory can do, in bytes a second.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryRates {
+    /// Streaming reads.
+    pub read_bytes_per_s: f64,
+    /// A copy, read and written bytes counted; absent where it was not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_bytes_per_s: Option<f64>,
+}
+
+/// Floating-point operations of a prompt's matrix products, a multiply-add counting as two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PrefillFlops {
+    /// Products with weights, without embedding and output projection.
+    pub linear: u64,
+    /// Soft-max attention: queries with keys, probabilities with values.
+    pub attention: u64,
 }
 
 /// One combination; numbers are medians over the runs, raw values stand beside.
@@ -56,6 +80,12 @@ pub struct BenchRow {
     /// Bytes of weights that one generated token reads; absent for a foreign endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_bytes_per_token: Option<u64>,
+    /// Bytes of weights, keys, values and states that a decode step of all streams reads; absent for a served model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_step: Option<u64>,
+    /// Operations of one stream's prompt; absent for a served model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_flops: Option<PrefillFlops>,
     /// `decode_tok_s` as a fraction of what the machine's memory bandwidth allows; absent where that is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode_roofline_fraction: Option<f64>,

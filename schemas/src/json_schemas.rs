@@ -1,6 +1,6 @@
 //! The JSON Schemas of everything here, as committed under `schemas/json`.
 
-use crate::{bench, eval, gate, hardware, hosts, job, lock, outputs, recipe, registry, serve_options};
+use crate::{bench, cache, eval, gate, hardware, hosts, job, lock, outputs, recipe, registry, serve_options};
 use schemars::schema_for;
 use serde_json::Value;
 
@@ -8,6 +8,9 @@ use serde_json::Value;
 pub fn all() -> Vec<(&'static str, Value)> {
     let schemas = [
         ("bench-record", schema_for!(bench::BenchRecord)),
+        ("cache-list", schema_for!(cache::CacheList)),
+        ("cache-pruning", schema_for!(cache::CachePruning)),
+        ("cache-verification", schema_for!(cache::CacheVerification)),
         ("chat-turn", schema_for!(outputs::ChatTurn)),
         ("doctor-report", schema_for!(outputs::DoctorReport)),
         ("eval-record", schema_for!(eval::EvalRecord)),
@@ -24,6 +27,7 @@ pub fn all() -> Vec<(&'static str, Value)> {
         ("lock", schema_for!(lock::Lock)),
         ("log-tail", schema_for!(outputs::LogTail)),
         ("perplexity-record", schema_for!(eval::PerplexityRecord)),
+        ("pull-report", schema_for!(cache::PullReport)),
         ("recipe", schema_for!(recipe::Recipe)),
         ("recipe-list", schema_for!(outputs::RecipeList)),
         ("recipe-report", schema_for!(outputs::RecipeReport)),

@@ -4,6 +4,7 @@
 //! these types, so that a recipe key, a flag, a schema and a validation message have one source.
 
 pub mod bench;
+pub mod cache;
 pub mod eval;
 pub mod gate;
 pub mod hardware;

@@ -7,3 +7,4 @@ mod evaluations;
 mod gates;
 mod server;
 mod structured;
+mod truth;

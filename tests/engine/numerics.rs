@@ -2,15 +2,17 @@
 //!
 //! One step holds two decode rows of different sequences, a four-row verify group that crosses an anchor block, and a
 //! prefill chunk. Every row equals its lone run, under several chunk sizes, thread counts, KV dtypes and activation
-//! formats, and again after a roll-back and a recomputation from scratch.
+//! formats, and again after a roll-back and a recomputation from scratch; on every device, and whether a step is
+//! observed or not (devices replay captured graphs for steps that nobody looks into).
 
-use crate::support::load;
-use atlas_engine::backend::ActivationDtype;
+use crate::devices::targets;
+use crate::support::{load, options};
+use atlas_engine::backend::Observer;
 use atlas_engine::cache::{Caches, Sequence};
 use atlas_engine::model::{LoadOptions, Model};
+use atlas_engine::plan::PlannedOp;
 use atlas_engine::schedule::StepBatch;
 use atlas_engine::schedule::batch::WantLogits;
-use atlas_kernels::KvDtype;
 
 /// A deterministic token sequence.
 fn tokens(seed: u32, len: usize) -> Vec<u32> {
@@ -59,6 +61,24 @@ impl Bench {
     fn lone(&mut self, tokens: &[u32]) -> Vec<u32> {
         let mut sequence = self.caches.sequence().unwrap();
         self.extend(&mut sequence, tokens, tokens.len())
+    }
+
+    /// One more row of each of these sequences in one step.
+    fn decode(&mut self, sequences: &mut [Sequence], all: &[Vec<u32>], running: &[usize], observed: bool) -> Vec<u32> {
+        let mut batch = StepBatch::default();
+        let mut reservations = Vec::new();
+        for index in running {
+            let sequence = &sequences[*index];
+            let reservation = self.caches.reserve(sequence, 1).unwrap();
+            batch.push(sequence, &reservation, &all[*index][sequence.len()..][..1], WantLogits::Last);
+            reservations.push(reservation);
+        }
+        let observer: Option<&mut dyn Observer> = if observed { Some(&mut Onlooker) } else { None };
+        let logits = bits(&self.model.backend.execute(&batch, observer).unwrap().logits().unwrap());
+        for (index, reservation) in running.iter().zip(reservations) {
+            sequences[*index].commit(reservation, 1);
+        }
+        logits
     }
 }
 
@@ -115,22 +135,26 @@ fn check(case: &str, options: LoadOptions) {
     }
 }
 
-fn options(threads: usize, kv_dtype: KvDtype, activations: ActivationDtype) -> LoadOptions {
-    LoadOptions { threads, kv_dtype, activations, sequences: 6, context: Some(256), ..LoadOptions::default() }
+fn roomy(options: LoadOptions) -> LoadOptions {
+    LoadOptions { sequences: 6, context: Some(256), ..options }
 }
 
 #[test]
 fn rows_do_not_depend_on_their_company() {
     for case in crate::support::CASES {
-        check(case, options(2, KvDtype::F32, ActivationDtype::F32));
+        for target in targets() {
+            check(case, roomy(options(&target)));
+        }
     }
 }
 
+/// Backends prepare for a number of rows: it does not matter either.
 #[test]
-fn in_every_format_too() {
-    for case in ["llama_nvfp4_modelopt", "qwen3_5"] {
-        check(case, options(2, KvDtype::Bf16, ActivationDtype::F32));
-        check(case, options(2, KvDtype::Bf16, ActivationDtype::Bf16));
+fn prepared_rows_do_not_matter() {
+    for target in targets() {
+        for step_rows in [1, 70, 2048] {
+            check("qwen3_5", LoadOptions { step_rows, ..roomy(options(&target)) });
+        }
     }
 }
 
@@ -138,11 +162,48 @@ fn in_every_format_too() {
 fn threads_do_not_matter() {
     for case in ["qwen3_5_nvfp4_modelopt", "llama31"] {
         let prompt = tokens(5, 150);
-        let one = Bench::new(case, options(1, KvDtype::F32, ActivationDtype::F32)).lone(&prompt);
+        let with = |threads| roomy(LoadOptions { threads, ..LoadOptions::default() });
+        let one = Bench::new(case, with(1)).lone(&prompt);
         for threads in [2, 3, 7] {
-            let more = Bench::new(case, options(threads, KvDtype::F32, ActivationDtype::F32)).lone(&prompt);
+            let more = Bench::new(case, with(threads)).lone(&prompt);
             assert!(one == more, "{case}: {threads} threads");
         }
-        check(case, options(3, KvDtype::F32, ActivationDtype::F32));
+        check(case, with(3));
+    }
+}
+
+struct Onlooker;
+
+impl Observer for Onlooker {
+    fn after(&mut self, _index: usize, _op: &PlannedOp, _output: &[f32], _rows: usize, _width: usize) {}
+}
+
+/// Five sequences decode together and leave one after the other, observed and not, again and again.
+#[test]
+fn repetitions_and_onlookers_do_not_matter() {
+    const LENGTHS: [usize; 5] = [70, 90, 100, 135, 150];
+    let prompt = |index: usize| 10 + 13 * index;
+    let all: Vec<Vec<u32>> = LENGTHS.iter().enumerate().map(|(i, len)| tokens(i as u32 + 20, *len)).collect();
+    for case in ["qwen3_5_nvfp4_modelopt", "llama31"] {
+        for target in targets() {
+            let mut bench = Bench::new(case, roomy(options(&target)));
+            let lone: Vec<Vec<u32>> = all.iter().map(|tokens| bench.lone(tokens)).collect();
+            let again: Vec<Vec<u32>> = all.iter().map(|tokens| bench.lone(tokens)).collect();
+            assert!(lone == again, "{case} on {target:?}: run to run");
+            for observed in [false, true, false] {
+                let mut sequences: Vec<Sequence> =
+                    all.iter().enumerate().map(|(i, tokens)| bench.prefilled(&tokens[..prompt(i)], 64)).collect();
+                while sequences.iter().zip(LENGTHS).any(|(sequence, len)| sequence.len() < len) {
+                    let running: Vec<usize> = (0..5).filter(|i| sequences[*i].len() < LENGTHS[*i]).collect();
+                    let logits = bench.decode(&mut sequences, &all, &running, observed);
+                    for (index, row) in running.iter().zip(logits.chunks_exact(bench.vocab)) {
+                        let position = sequences[*index].len() - 1;
+                        let alone = &lone[*index][position * bench.vocab..][..bench.vocab];
+                        let what = format!("{case} on {target:?}, observed: {observed}");
+                        assert!(alone == row, "{what}: sequence {index} position {position}");
+                    }
+                }
+            }
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The engine's thread with a real model: many requests at once, cancellations, refusals, shutdown.
 
+use crate::devices::{Target, targets};
 use crate::support::load;
 use atlas_engine::engine::{EngineHandle, FinishReason, GenerateEvent, GenerateRequest, GenerateStream, SubmitError};
 use atlas_engine::model::LoadOptions;
@@ -10,15 +11,27 @@ use std::time::{Duration, Instant};
 
 const CASE: &str = "qwen3_5";
 
-fn options() -> LoadOptions {
-    LoadOptions { threads: 2, sequences: 4, context: Some(256), ..LoadOptions::default() }
+fn options(target: &Target) -> LoadOptions {
+    LoadOptions { sequences: 4, context: Some(256), ..crate::support::options(target) }
 }
 
+/// Every device, once.
+fn devices() -> Vec<Target> {
+    let mut targets = targets();
+    targets.dedup_by_key(|target| target.device);
+    targets
+}
+
+fn engine_on(target: &Target, limits: EngineOptions) -> EngineHandle {
+    start(load(CASE, &options(target)), limits).unwrap()
+}
+
+/// On the CPU, where the device does not matter.
 fn engine(limits: EngineOptions) -> EngineHandle {
-    start(load(CASE, &options()), limits).unwrap()
+    engine_on(&targets()[0], limits)
 }
 
-fn request(seed: u32, len: usize, max_tokens: usize) -> GenerateRequest {
+pub(crate) fn request(seed: u32, len: usize, max_tokens: usize) -> GenerateRequest {
     GenerateRequest {
         id: format!("test-{seed}"),
         prompt: (0..len as u32).map(|i| 8 + (i * 37 + seed * 101) % 480).collect(),
@@ -33,7 +46,7 @@ fn request(seed: u32, len: usize, max_tokens: usize) -> GenerateRequest {
 }
 
 /// Tokens and the reason of the end.
-fn drain(mut stream: GenerateStream) -> (Vec<u32>, FinishReason) {
+pub(crate) fn drain(mut stream: GenerateStream) -> (Vec<u32>, FinishReason) {
     let mut tokens = Vec::new();
     while let Some(event) = stream.blocking_next() {
         match event {
@@ -51,7 +64,7 @@ fn drain(mut stream: GenerateStream) -> (Vec<u32>, FinishReason) {
 }
 
 /// Waits, within bounds, until nothing runs and no page is held.
-fn settle(engine: &EngineHandle) {
+pub(crate) fn settle(engine: &EngineHandle) {
     for _ in 0..500 {
         let stats = engine.stats();
         if stats.running == 0 && stats.waiting == 0 {
@@ -67,7 +80,13 @@ fn settle(engine: &EngineHandle) {
 fn requests_in_company_equal_lone_ones_also_in_a_cancel_storm() {
     let shapes: Vec<(u32, usize, usize)> =
         (0..24).map(|i| (i, 1 + (i as usize * 29) % 150, 1 + (i as usize * 7) % 40)).collect();
-    let mut model = load(CASE, &options());
+    for target in devices() {
+        storm(&target, &shapes);
+    }
+}
+
+fn storm(target: &Target, shapes: &[(u32, usize, usize)]) {
+    let mut model = load(CASE, &options(target));
     let lone: Vec<Vec<u32>> = (shapes.iter())
         .map(|(seed, len, count)| {
             let prompt = request(*seed, *len, *count).prompt;
@@ -75,7 +94,7 @@ fn requests_in_company_equal_lone_ones_also_in_a_cancel_storm() {
         })
         .collect();
     for step_tokens in [16, 64, 1000] {
-        let engine = engine(EngineOptions { max_step_tokens: step_tokens, ..EngineOptions::default() });
+        let engine = engine_on(target, EngineOptions { max_step_tokens: step_tokens, ..EngineOptions::default() });
         let streams: Vec<_> = (shapes.iter())
             .map(|(seed, len, count)| {
                 // Beside every request that stays, one comes and goes: before, during or after its prefill.
@@ -87,7 +106,7 @@ fn requests_in_company_equal_lone_ones_also_in_a_cancel_storm() {
             })
             .collect();
         for (index, stream) in streams.into_iter().enumerate() {
-            assert_eq!(drain(stream), (lone[index].clone(), FinishReason::Length), "request {index}");
+            assert_eq!(drain(stream), (lone[index].clone(), FinishReason::Length), "{target:?}: request {index}");
         }
         settle(&engine);
         assert!(engine.stats().cancelled >= 20, "{:?}", engine.stats());
@@ -97,17 +116,19 @@ fn requests_in_company_equal_lone_ones_also_in_a_cancel_storm() {
 
 #[test]
 fn a_stop_token_is_the_last_and_seeds_repeat() {
-    let engine = engine(EngineOptions::default());
-    let (tokens, _) = drain(engine.submit(request(3, 40, 20)).unwrap());
-    let stop = GenerateRequest { stop_tokens: vec![tokens[4]], ..request(3, 40, 20) };
-    let first = tokens.iter().position(|token| *token == tokens[4]).unwrap();
-    assert_eq!(drain(engine.submit(stop).unwrap()), (tokens[..=first].to_vec(), FinishReason::Stop));
-    let sampled = |seed| {
-        let sampling = SamplingParams { temperature: 1.5, seed, ..SamplingParams::default() };
-        drain(engine.submit(GenerateRequest { sampling, ..request(3, 40, 30) }).unwrap()).0
-    };
-    assert_eq!(sampled(7), sampled(7));
-    assert_ne!(sampled(7), sampled(8));
+    for target in devices() {
+        let engine = engine_on(&target, EngineOptions::default());
+        let (tokens, _) = drain(engine.submit(request(3, 40, 20)).unwrap());
+        let stop = GenerateRequest { stop_tokens: vec![tokens[4]], ..request(3, 40, 20) };
+        let first = tokens.iter().position(|token| *token == tokens[4]).unwrap();
+        assert_eq!(drain(engine.submit(stop).unwrap()), (tokens[..=first].to_vec(), FinishReason::Stop));
+        let sampled = |seed| {
+            let sampling = SamplingParams { temperature: 1.5, seed, ..SamplingParams::default() };
+            drain(engine.submit(GenerateRequest { sampling, ..request(3, 40, 30) }).unwrap()).0
+        };
+        assert_eq!(sampled(7), sampled(7));
+        assert_ne!(sampled(7), sampled(8));
+    }
 }
 
 #[test]

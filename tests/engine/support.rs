@@ -1,5 +1,6 @@
 //! What the engine's tests share: golden folders and their tensors.
 
+use crate::devices::Target;
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::weights::ModelFiles;
 use safetensors::SafeTensors;
@@ -9,8 +10,24 @@ use std::path::{Path, PathBuf};
 pub(crate) const CASES: [&str; 7] =
     ["llama", "llama31", "llama_nvfp4_modelopt", "qwen3", "qwen3_5", "qwen3_5_vl", "qwen3_5_nvfp4_modelopt"];
 
+/// The repository: `ATLAS_TEST_ROOT` for test binaries that run elsewhere than they were built.
+pub(crate) fn root() -> PathBuf {
+    std::env::var_os("ATLAS_TEST_ROOT").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), PathBuf::from)
+}
+
 pub(crate) fn folder(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens").join(case)
+    root().join("tests/goldens").join(case)
+}
+
+/// Options for a target; one sequence of the checkpoint's context unless changed.
+pub(crate) fn options(target: &Target) -> LoadOptions {
+    LoadOptions {
+        device: target.device,
+        activations: target.activations,
+        kv_dtype: target.kv,
+        threads: 2,
+        ..LoadOptions::default()
+    }
 }
 
 pub(crate) fn load(case: &str, options: &LoadOptions) -> Model {

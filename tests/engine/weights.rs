@@ -2,6 +2,7 @@
 
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::weights::ModelFiles;
+use atlas_kernels::{KvDtype, KvScales};
 use serde_json::{Value, json};
 use std::path::Path;
 use tempfile::TempDir;
@@ -50,6 +51,48 @@ fn edit_config(folder: &Path, edit: impl FnOnce(&mut Value)) {
 fn assert_names(error: &str, words: &[&str]) {
     for word in words {
         assert!(error.contains(word), "`{word}` is not in: {error}");
+    }
+}
+
+/// Sets a tensor of one F32, which the weight file has or gets.
+fn set_scalar(folder: &Path, name: &str, value: f32) {
+    let path = folder.join("model.safetensors");
+    let read = || {
+        let bytes = std::fs::read(&path).unwrap();
+        let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        (bytes, start)
+    };
+    let (bytes, start) = read();
+    let end = bytes.len() - start;
+    edit_header(folder, |header| {
+        let new = json!({ "dtype": "F32", "shape": [], "data_offsets": [end, end + 4] });
+        header.entry(name).or_insert(new);
+    });
+    let (mut bytes, start) = read();
+    let header: Value = serde_json::from_slice(&bytes[8..start]).unwrap();
+    let at = start + header[name]["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes.resize(bytes.len().max(at + 4), 0);
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn kv_scales_come_from_the_checkpoint() {
+    for case in ["llama", "llama_nvfp4_modelopt"] {
+        let folder = copy(case);
+        set_scalar(folder.path(), "model.layers.1.self_attn.k_proj.k_scale", 0.25);
+        set_scalar(folder.path(), "model.layers.0.self_attn.v_proj.v_scale", 3.0);
+        let files = ModelFiles::folder(folder.path()).unwrap();
+        let options = LoadOptions { context: Some(64), kv_dtype: KvDtype::Fp8, ..LoadOptions::default() };
+        let model = Model::load(&files, &options, |_, _| {}).unwrap();
+        let layers = &model.backend.plan().kv_layers;
+        assert_eq!(layers[0].scales, KvScales { k: 1.0, v: 3.0 }, "{case}");
+        assert_eq!(layers[1].scales, KvScales { k: 0.25, v: 1.0 }, "{case}");
+    }
+    for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let folder = copy("llama");
+        set_scalar(folder.path(), "model.layers.1.self_attn.k_proj.k_scale", bad);
+        assert_names(&load_error(folder.path()), &["model.safetensors", "layers.1.self_attn.k_proj", "KV cache"]);
     }
 }
 

@@ -1,6 +1,6 @@
 // bf16 activations as f32 rows: what observers of a step see.
 
-#include "common.cuh"
+#include "step.cuh"
 
 struct ConvertArgs {
     const u16* x;  // packed or row-major
@@ -49,4 +49,21 @@ extern "C" __global__ void unpack_rows(PackArgs a) {
     for (u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x; at < all; at += stride) {
         out[at] = a.x[packed_at(u32(at / a.width), u32(at % a.width), a.groups)];
     }
+}
+
+struct GatherArgs {
+    Step step;
+    const u16* x;  // row-major
+    u16* out;      // row-major, the step's logit rows
+    u32 width;
+};
+
+/// A thread block a logit row.
+extern "C" __global__ void gather_rows(GatherArgs a) {
+    allow_next();
+    wait_for_previous();
+    if (blockIdx.x >= a.step.counts->logit_rows) return;
+    const u16* from = a.x + u64(a.step.logit_rows[blockIdx.x]) * a.width;
+    u16* to = a.out + u64(blockIdx.x) * a.width;
+    for (u32 at = threadIdx.x; at < a.width; at += blockDim.x) to[at] = from[at];
 }

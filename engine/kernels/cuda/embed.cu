@@ -1,6 +1,7 @@
-// Rows of the embedding table for the step's tokens, as the first residual stream. The table is bf16, row-major, or a
-// linear layer's packed bf16 weight when the output projection is tied to it.
+// Rows of the embedding table for the step's tokens, as the first residual stream. The table is packed as a linear
+// layer's bf16 weight, which it also is when the output projection is tied to it.
 
+#include "linear.cuh"
 #include "step.cuh"
 
 struct EmbedArgs {
@@ -10,19 +11,24 @@ struct EmbedArgs {
     u32 width;
 };
 
-/// A thread block a row.
+/// A thread block a row, a thread four columns: two pairs, which stand 8 bytes apart (linear.cuh).
 extern "C" __global__ void embed(EmbedArgs a) {
     allow_next();
     wait_for_previous();
     const u32 row = blockIdx.x;
     if (row >= a.step.counts->rows) return;
-    const u16* from = a.table + u64(a.step.tokens[row]) * a.width;
+    const u32 token = a.step.tokens[row], blocks = (a.width + kBlock - 1) / kBlock;
     u16* to = a.out + u64(row) * a.width;
-    if (a.width % 8 == 0) {
-        for (u32 at = threadIdx.x; at < a.width / 8; at += blockDim.x) {
-            reinterpret_cast<uint4*>(to)[at] = reinterpret_cast<const uint4*>(from)[at];
+    for (u32 column = threadIdx.x * 4; column < a.width; column += blockDim.x * 4) {
+        const u8* from = reinterpret_cast<const u8*>(a.table) + packed_weight_at(token, column, blocks);
+        const u32 pairs[2] = {*reinterpret_cast<const u32*>(from), *reinterpret_cast<const u32*>(from + 8)};
+        if (a.width % 4 == 0) {
+            *reinterpret_cast<uint2*>(to + column) = make_uint2(pairs[0], pairs[1]);
+            continue;
         }
-    } else {
-        for (u32 at = threadIdx.x; at < a.width; at += blockDim.x) to[at] = from[at];
+#pragma unroll
+        for (u32 c = 0; c < 4; c++) {
+            if (column + c < a.width) to[column + c] = u16(pairs[c / 2] >> 16 * (c % 2));
+        }
     }
 }

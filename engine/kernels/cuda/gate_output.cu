@@ -24,6 +24,10 @@ extern "C" __global__ void gate_output(GateOutputArgs a) {
     const u32 lane = threadIdx.x % kWarp, unit = (blockIdx.x * blockDim.x + threadIdx.x) / kWarp * 4 + lane % 4;
     const u32 row = blockIdx.y * kGroup + lane / 4;
     if (row >= a.step.counts->rows || unit * kUnit >= width) return;
+    u32* x = packed_unit(a.x, row, unit, a.groups);
+    Unit values;
+#pragma unroll
+    for (u32 q = 0; q < 8; q++) values.pairs[q] = x[q * kPairStride];
     const u16* gates = a.gate + u64(row) * a.gate_width + a.gate_offset;
     Unit gate;
     if (a.head_dim % kUnit == 0) {
@@ -41,12 +45,10 @@ extern "C" __global__ void gate_output(GateOutputArgs a) {
             gate.pairs[q] = at(column) | at(column + 1) << 16;
         }
     }
-    u32* x = packed_unit(a.x, row, unit, a.groups);
 #pragma unroll
     for (u32 q = 0; q < 8; q++) {
-        const u32 pair = x[q * kPairStride];
-        const float low = low_bf16(pair) * sigmoid(low_bf16(gate.pairs[q]));
-        const float high = high_bf16(pair) * sigmoid(high_bf16(gate.pairs[q]));
+        const float low = low_bf16(values.pairs[q]) * sigmoid(low_bf16(gate.pairs[q]));
+        const float high = high_bf16(values.pairs[q]) * sigmoid(high_bf16(gate.pairs[q]));
         x[q * kPairStride] = to_bf16x2(low, high);
     }
 }

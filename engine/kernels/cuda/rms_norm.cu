@@ -1,8 +1,9 @@
 // RMS norm of the residual stream, into the packed layout: x · 1/√(Σx²/width + eps) · w.
 //
-// Σx² has one order for every width. A unit of 16 columns is a chain of fused multiply-adds from 0; unit u belongs to
-// lane u mod 32, which adds its units in ascending order from 0; `warp_sum` adds the lanes. Two kernels share it: a
-// thread block a row, for few rows, and a thread block a group of 8 rows, whose stores are whole core matrices.
+// Σx² has one order for every width. A unit of 16 columns is four chains of fused multiply-adds from 0, of four columns
+// each, added in pairs; unit u belongs to lane u mod 32, which adds its units in ascending order from 0; `warp_sum` adds
+// the lanes. Two kernels share it: a thread block a row, whose latency is short, and a thread block a group of 8 rows,
+// whose stores are whole core matrices.
 
 #include "rows.cuh"
 #include "step.cuh"
@@ -14,37 +15,41 @@ struct RmsNormArgs {
     u16* out;             // packed
     u32 width;
     u32 groups;           // of `out`
-    u32 gather;           // out has the step's logit rows; otherwise all of its rows
+    u32 which;            // rows of `out`: 0 the step's, 1 its logit rows out of all, 2 logit rows that stand together
     u32 unit_offset;      // the weight is an offset from one
     float eps;
 };
 
 constexpr u32 kGroupThreads = 256;
-/// Units that a lane keeps between its two passes over a row: all of them up to a width of 8,192.
-constexpr u32 kHeld = 16;
+/// Units that a lane keeps between its two passes over a row: all of them up to a width of 5,120.
+constexpr u32 kHeld = 10;
+/// Sums that a lane of `rms_norm_row` loads before it adds the first.
+constexpr u32 kAhead = 12;
 
 namespace {
 
 __device__ u32 out_rows(const RmsNormArgs& a) {
-    return a.gather ? a.step.counts->logit_rows : a.step.counts->rows;
+    return a.which ? a.step.counts->logit_rows : a.step.counts->rows;
 }
 
-__device__ const u16* source(const RmsNormArgs& a, u32 row) {
-    return a.x + u64(a.gather ? a.step.logit_rows[row] : row) * a.width;
+/// Where output row `row` comes from, if it is one of `rows`. Unless rows are gathered, the address does not depend on them.
+__device__ const u16* source(const RmsNormArgs& a, u32 row, u32 rows) {
+    if (a.which == 1) row = row < rows ? a.step.logit_rows[row] : 0;
+    return a.x + u64(row) * a.width;
 }
 
 __device__ float sum_squares(const Unit& unit) {
-    float sum = 0.0f;
+    float chains[4] = {};
 #pragma unroll
     for (u32 q = 0; q < 8; q++) {
         const float low = low_bf16(unit.pairs[q]), high = high_bf16(unit.pairs[q]);
-        sum = fmaf(high, high, fmaf(low, low, sum));
+        chains[q / 2] = fmaf(high, high, fmaf(low, low, chains[q / 2]));
     }
-    return sum;
+    return (chains[0] + chains[1]) + (chains[2] + chains[3]);
 }
 
-__device__ float inverse_rms(const RmsNormArgs& a, float sum) {
-    return 1.0f / sqrtf(sum / float(a.width) + a.eps);
+__device__ float inverse_rms(const RmsNormArgs& a, float sum, float inverse_width) {
+    return rsqrtf(sum * inverse_width + a.eps);
 }
 
 __device__ void store_normalised(const RmsNormArgs& a, u32 row, u32 unit, const Unit& x, float scale,
@@ -68,16 +73,28 @@ extern "C" __global__ void __launch_bounds__(1024) rms_norm_row(RmsNormArgs a) {
     const u32 unit = threadIdx.x, row = blockIdx.x;
     float weight[kUnit];
     load_vector(weight, a.weight, unit * kUnit, a.width);
+    const float inverse_width = 1.0f / float(a.width);
     allow_next();
     wait_for_previous();
-    if (row >= out_rows(a)) return;
+    // Loaded before it is known whether the row exists: the buffer has room for it.
+    const u32 rows = out_rows(a);
+    const Unit x = load_unit(source(a, row, rows), unit * kUnit, a.width, a.width % 8 == 0);
+    if (row >= rows) return;
 
-    const Unit x = load_unit(source(a, row), unit * kUnit, a.width, a.width % 8 == 0);
     unit_sums[unit] = sum_squares(x);
     __syncthreads();
     float sum = 0.0f;
-    for (u32 at = threadIdx.x % kWarp; at < blockDim.x; at += kWarp) sum = sum + unit_sums[at];
-    const float scale = inverse_rms(a, warp_sum(sum));
+    for (u32 first = threadIdx.x % kWarp; first < blockDim.x; first += kAhead * kWarp) {
+        float sums[kAhead];
+#pragma unroll
+        for (u32 i = 0; i < kAhead; i++) {
+            const u32 at = first + i * kWarp;
+            sums[i] = at < blockDim.x ? unit_sums[at] : 0.0f;
+        }
+#pragma unroll
+        for (u32 i = 0; i < kAhead; i++) sum = sum + sums[i];
+    }
+    const float scale = inverse_rms(a, warp_sum(sum), inverse_width);
     // Whole blocks of 64 columns are written: zeros follow a width that is not a multiple.
     if (unit / 4 * kBlock < a.width) store_normalised(a, row, unit, x, scale, weight);
 }
@@ -87,13 +104,14 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads) rms_norm_group(RmsNo
     __shared__ float lane_sums[kWarp][kGroup + 1];
     const u32 r = threadIdx.x % kWarp / 4, first = threadIdx.x / kWarp * 4 + threadIdx.x % 4;
     const u32 row = blockIdx.x * kGroup + r;
+    const float inverse_width = 1.0f / float(a.width);
     allow_next();
     wait_for_previous();
     const u32 rows = out_rows(a);
     if (blockIdx.x * kGroup >= rows) return;
 
     // Rows of the group that do not exist are computed from its first row and may hold anything.
-    const u16* from = source(a, row < rows ? row : blockIdx.x * kGroup);
+    const u16* from = source(a, row < rows ? row : blockIdx.x * kGroup, rows);
     const bool aligned = a.width % 8 == 0;
     const u32 units = (a.width + kBlock - 1) / kBlock * 4;
     Unit held[kHeld];
@@ -115,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(kGroupThreads) rms_norm_group(RmsNo
     // Warp w adds row w as `rms_norm_row` does, then every lane takes its row's.
     const float total = warp_sum(lane_sums[threadIdx.x % kWarp][threadIdx.x / kWarp]);
     __syncthreads();
-    if (threadIdx.x % kWarp == 0) lane_sums[0][threadIdx.x / kWarp] = inverse_rms(a, total);
+    if (threadIdx.x % kWarp == 0) lane_sums[0][threadIdx.x / kWarp] = inverse_rms(a, total, inverse_width);
     __syncthreads();
     const float scale = lane_sums[0][r];
 

@@ -34,17 +34,18 @@ __device__ inline Unit load_unit(const u16* row, u32 column, u32 end, bool align
     return unit;
 }
 
-/// 16 vector elements (norm weights) from `column` on, zeros from `end` on.
+/// 16 elements of a weight from `column` on, zeros from `end` on. Weights never change: stores need not be waited for.
 __device__ inline void load_vector(float* values, const float* vector, u32 column, u32 end) {
     if (column + kUnit <= end) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            *reinterpret_cast<float4*>(values + 4 * i) = reinterpret_cast<const float4*>(vector + column)[i];
+            const float4 four = __ldg(reinterpret_cast<const float4*>(vector + column) + i);
+            values[4 * i] = four.x, values[4 * i + 1] = four.y, values[4 * i + 2] = four.z, values[4 * i + 3] = four.w;
         }
         return;
     }
 #pragma unroll
-    for (u32 i = 0; i < kUnit; i++) values[i] = column + i < end ? vector[column + i] : 0.0f;
+    for (u32 i = 0; i < kUnit; i++) values[i] = column + i < end ? __ldg(vector + column + i) : 0.0f;
 }
 
 /// Where pair 0 of a row's unit stands in the packed layout; pair q stands 32·q further.

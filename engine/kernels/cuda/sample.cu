@@ -44,11 +44,11 @@ struct Candidate {
 };
 
 struct SampleArgs {
+    Step step;
     const float* logits;          // [rows][vocab]
-    const Counts* counts;
     const Selection* selections;  // [rows]
-    Choice* choices;              // [rows]
-    Candidate* candidates;        // [rows][kMaxTop]
+    Choice* choices;              // [rows], in host memory
+    Candidate* candidates;        // [rows][kMaxTop], in host memory
     u64* chunk_best;              // [rows][chunks]
     u64* part_best;               // [rows][parts]
     u64* part_choice;             // [rows][parts]
@@ -130,166 +130,254 @@ __device__ u64 best_of_list(const u64* list, u32 count) {
 }
 
 /// The largest of the block's values, in every thread.
+__device__ u32 block_larger(u32 value, u32* shared) {
+    value = __reduce_max_sync(0xFFFFFFFFu, value);
+    if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = value;
+    __syncthreads();
+#pragma unroll
+    for (u32 warp = 0; warp < kWarps; warp++) value = max(value, shared[warp]);
+    __syncthreads();
+    return value;
+}
 __device__ u64 block_larger(u64 value, u64* shared) {
     value = warp_larger(value);
     if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = value;
     __syncthreads();
-    value = shared[0];
 #pragma unroll
-    for (u32 warp = 1; warp < kWarps; warp++) value = larger(value, shared[warp]);
+    for (u32 warp = 0; warp < kWarps; warp++) value = larger(value, shared[warp]);
     __syncthreads();
     return value;
 }
 
 // ---- Sampling ----
 
-/// The part's best score + noise, as a rank; 0 if no token of it can win.
-__device__ u64 best_noisy(const SampleArgs& a, const Selection& s, u32 row, u32 part, float largest, u64* shared) {
-    const u32 first_chunk = (part * kWarps + threadIdx.x / kWarp) * kLaneChunks;
-    const auto first_id = [&](u32 i) { return (first_chunk + i) * kChunk + threadIdx.x % kWarp * kLaneIds; };
-    const auto score = [&](float logit) { return (logit - largest) / s.temperature; };
-    Lane lanes[kLaneChunks];
-    Words words[kLaneChunks];
-#pragma unroll
-    for (u32 i = 0; i < kLaneChunks; i++) lanes[i] = load_lane(a, row, first_id(i));
+struct NoiseShared {
+    u32 reduced[kWarps];
+    u64 ranks[kWarps];
+    u32 survivors[kPart];
+    u32 count;
+};
 
-    // Estimates first: the exact noise is computed only where it may be the part's best. The likeliest token has at
-    // least `kMinGumbel`, so what is below cannot win, in any part.
-    float estimates[kLaneChunks][kLaneIds];
-    float least = kMinGumbel - kGumbelMargin;
-#pragma unroll
-    for (u32 i = 0; i < kLaneChunks; i++) {
-        words[i] = philox(first_id(i) / kLaneIds, s.position, s.seed);
-#pragma unroll
-        for (u32 j = 0; j < kLaneIds; j++) {
-            estimates[i][j] = score(lanes[i].logit[j]) + estimated_gumbel(words[i].word[j]);
-            least = fmaxf(least, estimates[i][j]);
-        }
-    }
-    least = from_ordered(key_of(block_larger(ranked(ordered(least), 0), shared))) - 2.0f * kGumbelMargin;
+/// The best score + noise of every `gridDim.x`-th part, as a rank; 0 if no token of them can win.
+__device__ u64 best_noisy(const SampleArgs& a, const Selection& s, u32 row, float largest, NoiseShared& shared) {
+    const auto score = [&](float logit) { return (logit - largest) / s.temperature; };
+    // Estimates first: the exact noise is computed only where it may be the best. The likeliest token has at least
+    // `kMinGumbel`, so what is below cannot win.
+    float floor = kMinGumbel - kGumbelMargin;
     u64 best = 0;
+    for (u32 part = blockIdx.x; part < a.parts; part += gridDim.x) {
+        const auto first_id = [&](u32 i) { return part * kPart + (i * kThreads + threadIdx.x) * kLaneIds; };
+        Lane lanes[kLaneChunks];
 #pragma unroll
-    for (u32 i = 0; i < kLaneChunks; i++) {
+        for (u32 i = 0; i < kLaneChunks; i++) lanes[i] = load_lane(a, row, first_id(i));
+        float estimates[kLaneChunks][kLaneIds];
+        float most = floor;
 #pragma unroll
-        for (u32 j = 0; j < kLaneIds; j++) {
-            if (estimates[i][j] < least) continue;
-            const float value = score(lanes[i].logit[j]) + exact_gumbel(words[i].word[j]);
-            best = larger(best, ranked(ordered(value), first_id(i) + j));
+        for (u32 i = 0; i < kLaneChunks; i++) {
+            const Words words = philox(first_id(i) / kLaneIds, s.position, s.seed);
+#pragma unroll
+            for (u32 j = 0; j < kLaneIds; j++) {
+                estimates[i][j] = score(lanes[i].logit[j]) + estimated_gumbel(words.word[j]);
+                most = fmaxf(most, estimates[i][j]);
+            }
         }
+        if (threadIdx.x == 0) shared.count = 0;
+        floor = from_ordered(block_larger(ordered(most), shared.reduced));
+#pragma unroll
+        for (u32 i = 0; i < kLaneChunks; i++) {
+#pragma unroll
+            for (u32 j = 0; j < kLaneIds; j++) {
+                // Both may be off by the margin.
+                if (estimates[i][j] < floor - 2.0f * kGumbelMargin) continue;
+                shared.survivors[atomicAdd(&shared.count, 1)] = first_id(i) + j;
+            }
+        }
+        __syncthreads();
+        for (u32 at = threadIdx.x; at < shared.count; at += kThreads) {
+            const u32 id = shared.survivors[at], lane = id % kLaneIds;
+            const Words words = philox(id / kLaneIds, s.position, s.seed);
+            const u32 low = lane & 1 ? words.word[1] : words.word[0], high = lane & 1 ? words.word[3] : words.word[2];
+            const float value = score(a.logits[u64(row) * a.vocab + id]) + exact_gumbel(lane & 2 ? high : low);
+            best = larger(best, ranked(ordered(value), id));
+        }
+        __syncthreads();
     }
-    return block_larger(best, shared);
+    return block_larger(best, shared.ranks);
 }
 
-/// Publishes a part's result. In the block that arrives last it returns the best of all parts, elsewhere 0.
-__device__ u64 last_of_parts(const SampleArgs& a, u32 row, u32 part, u64 result) {
+/// Publishes a block's result. In the block of the row that arrives last it returns the best of all, elsewhere 0.
+__device__ u64 last_of_row(const SampleArgs& a, u32 row, u64 result) {
     __shared__ u32 before;
+    u64* results = a.part_choice + u64(row) * a.parts;
     if (threadIdx.x == 0) {
-        __stcg(&a.part_choice[u64(row) * a.parts + part], result);
+        __stcg(&results[blockIdx.x], result);
         __threadfence();
         before = atomicAdd(&a.arrived[row], 1);
     }
     __syncthreads();
-    if (before + 1 < a.parts) return 0;
+    if (before + 1 < gridDim.x) return 0;
     __threadfence();
     u64 best = 0;
-    for (u32 at = threadIdx.x % kWarp; at < a.parts; at += kWarp) {
-        best = larger(best, __ldcg(&a.part_choice[u64(row) * a.parts + at]));
-    }
+    for (u32 at = threadIdx.x % kWarp; at < gridDim.x; at += kWarp) best = larger(best, __ldcg(&results[at]));
     if (threadIdx.x == 0) a.arrived[row] = 0;
     return warp_larger(best);
 }
 
 // ---- The k best ----
 
-/// The k-th largest of distinct ranks that `for_each` visits (each rank by one thread), 0 if there are fewer: digit
-/// by digit from the top. Every thread of the block takes part and gets it.
-template <typename ForEach>
-__device__ u64 kth_largest(u32 k, u32* bins, ForEach for_each) {
-    __shared__ u32 found_digit, found_above;
-    u64 prefix = 0;
-    for (int shift = 56; shift >= 0; shift -= 8) {
-        bins[threadIdx.x] = 0;
-        __syncthreads();
-        for_each([&](u64 rank) {
-            if (shift == 56 || rank >> (shift + 8) == prefix) atomicAdd(&bins[u32(rank >> shift) & 255], 1);
-        });
-        __syncthreads();
-        // Thread d counts the ranks whose digit is larger than d.
-        u32 above = 0;
-        for (u32 digit = threadIdx.x + 1; digit < 256; digit++) above += bins[digit];
-        if (threadIdx.x == 0 && above + bins[0] < k) found_digit = 256;
-        if (above < k && above + bins[threadIdx.x] >= k) {
-            found_digit = threadIdx.x;
-            found_above = above;
-        }
-        __syncthreads();
-        if (found_digit == 256) return 0;
-        prefix = prefix << 8 | found_digit;
-        k -= found_above;
-        const bool whole = bins[found_digit] == k;
-        __syncthreads();
-        // All ranks with this prefix are among the k: the smallest number with it bounds them from below.
-        if (whole) return prefix << shift;
-    }
-    return prefix;
-}
+constexpr u32 kBins = 256;
+static_assert(kBins == kThreads, "a thread a bin");
 
 struct TopShared {
     u64 list[kListed];
+    u64 sorted[kMaxTop];
     u32 chunks[kMaxTop];
-    u32 bins[256];
+    u32 bins[kBins];
+    u32 warp_totals[kWarps];
     u32 chunk_count;
     u32 count;
+    u32 digit;
+    u32 above;
 };
 
-/// Writes the row's k best tokens in order.
-__device__ void write_top(const SampleArgs& a, u32 row, u32 k, TopShared& shared) {
-    // At least k tokens reach the k-th best of the chunks' best, and none of them is in another chunk.
-    const u64* chunk_best = a.chunk_best + u64(row) * a.chunks;
-    const u64 bound = kth_largest(k, shared.bins, [&](auto visit) {
-        for (u32 chunk = threadIdx.x; chunk < a.chunks; chunk += kThreads) visit(chunk_best[chunk]);
-    });
-    if (threadIdx.x == 0) shared.chunk_count = 0;
-    __syncthreads();
-    for (u32 chunk = threadIdx.x; chunk < a.chunks; chunk += kThreads) {
-        if (chunk_best[chunk] >= bound) shared.chunks[atomicAdd(&shared.chunk_count, 1)] = chunk;
-    }
-    __syncthreads();
-    const auto for_each_token = [&](auto visit) {
-        for (u32 at = threadIdx.x / kWarp; at < shared.chunk_count; at += kWarps) {
-            const u32 id = shared.chunks[at] * kChunk + threadIdx.x % kWarp * kLaneIds;
-            const Lane lane = load_lane(a, row, id);
+/// Chunks and tokens of which a thread loads several before it looks at the first.
+constexpr u32 kAhead = 4;
+
+/// One row whose best tokens are looked for by all threads of a block.
+struct Top {
+    const SampleArgs& a;
+    u32 row;
+    TopShared& shared;
+
+    /// Visits the best of every chunk, each in one thread.
+    template <typename Visit>
+    __device__ void each_chunk(Visit visit) const {
+        for (u32 chunk = threadIdx.x; chunk < a.chunks; chunk += kAhead * kThreads) {
+            u64 ranks[kAhead];
 #pragma unroll
-            for (u32 i = 0; i < kLaneIds; i++) {
-                if (id + i < a.vocab) visit(ranked(logit_key(lane.logit[i]), id + i));
+            for (u32 i = 0; i < kAhead; i++) {
+                const u32 at = chunk + i * kThreads;
+                ranks[i] = at < a.chunks ? a.chunk_best[u64(row) * a.chunks + at] : 0;
+            }
+#pragma unroll
+            for (u32 i = 0; i < kAhead; i++) {
+                if (ranks[i] != 0) visit(ranks[i], chunk + i * kThreads);
             }
         }
-    };
-    const auto list_from = [&](u64 least) {
+    }
+
+    /// Visits every token of the chosen chunks, each in one thread.
+    template <typename Visit>
+    __device__ void each_token(Visit visit) const {
+        for (u32 at = threadIdx.x / kWarp * kAhead; at < shared.chunk_count; at += kAhead * kWarps) {
+            u32 ids[kAhead];
+            Lane lanes[kAhead];
+#pragma unroll
+            for (u32 i = 0; i < kAhead; i++) {
+                const u32 chunk = at + i < shared.chunk_count ? shared.chunks[at + i] : a.chunks;
+                ids[i] = chunk * kChunk + threadIdx.x % kWarp * kLaneIds;
+                lanes[i] = load_lane(a, row, ids[i]);
+            }
+#pragma unroll
+            for (u32 i = 0; i < kAhead; i++) {
+#pragma unroll
+                for (u32 j = 0; j < kLaneIds; j++) {
+                    if (ids[i] + j < a.vocab) visit(ranked(logit_key(lanes[i].logit[j]), ids[i] + j));
+                }
+            }
+        }
+    }
+
+    /// The k-th largest of the chunks' best or of the chosen chunks' tokens, or a bound between it and the next
+    /// smaller; 0 if there are fewer. Digit by digit from the top.
+    template <bool kTokens>
+    __device__ u64 kth_largest(u32 k) const {
+        const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+        u64 prefix = 0;
+        for (int shift = 56; shift >= 0; shift -= 8) {
+            shared.bins[threadIdx.x] = 0;
+            if (threadIdx.x == 0) shared.digit = kBins;
+            __syncthreads();
+            const auto count = [&](u64 rank) {
+                if (shift != 56 && rank >> (shift + 8) != prefix) return;
+                atomicAdd(&shared.bins[u32(rank >> shift) % kBins], 1);
+            };
+            if constexpr (kTokens) {
+                each_token(count);
+            } else {
+                each_chunk([&](u64 rank, u32) { count(rank); });
+            }
+            __syncthreads();
+            // Ranks with this thread's digit or a larger one.
+            const u32 own = shared.bins[threadIdx.x];
+            u32 reached = own;
+#pragma unroll
+            for (u32 offset = 1; offset < kWarp; offset *= 2) {
+                const u32 other = __shfl_down_sync(0xFFFFFFFFu, reached, offset);
+                if (lane + offset < kWarp) reached += other;
+            }
+            if (lane == 0) shared.warp_totals[warp] = reached;
+            __syncthreads();
+            for (u32 later = warp + 1; later < kWarps; later++) reached += shared.warp_totals[later];
+            if (reached >= k && reached - own < k) {
+                shared.digit = threadIdx.x;
+                shared.above = reached - own;
+            }
+            __syncthreads();
+            if (shared.digit == kBins) return 0;
+            prefix = prefix << 8 | shared.digit;
+            k -= shared.above;
+            const bool whole = shared.bins[shared.digit] == k;
+            __syncthreads();
+            // Everything with this prefix is among the k.
+            if (whole) return prefix << shift;
+        }
+        return prefix;
+    }
+
+    /// Lists the tokens from `least` on and returns their number; more than `kListed` are not all listed.
+    __device__ u32 list_from(u64 least) const {
         if (threadIdx.x == 0) shared.count = 0;
         __syncthreads();
-        for_each_token([&](u64 rank) {
+        each_token([&](u64 rank) {
             if (rank < least) return;
             const u32 at = atomicAdd(&shared.count, 1);
             if (at < kListed) shared.list[at] = rank;
         });
         __syncthreads();
-    };
-    list_from(bound);
-    if (shared.count > kListed) {
-        const u64 exact = kth_largest(k, shared.bins, for_each_token);
-        list_from(exact);
+        return shared.count;
     }
-    // Ranks are distinct: a token's place is the number of larger ones.
-    const u32 count = shared.count;
-    Candidate* out = a.candidates + u64(row) * kMaxTop;
-    for (u32 at = threadIdx.x; at < count; at += kThreads) {
-        const u64 rank = shared.list[at];
-        u32 place = 0;
-        for (u32 other = 0; other < count; other++) place += shared.list[other] > rank;
-        if (place < k) out[place] = {id_of(rank), from_ordered(key_of(rank))};
+
+    /// Writes the k best tokens in order.
+    __device__ void write(u32 k) const {
+        // At least k tokens reach the k-th best of the chunks' best, and none of them is in another chunk.
+        const u64 bound = kth_largest<false>(k);
+        if (threadIdx.x == 0) shared.chunk_count = 0;
+        __syncthreads();
+        each_chunk([&](u64 rank, u32 chunk) {
+            if (rank >= bound) shared.chunks[atomicAdd(&shared.chunk_count, 1)] = chunk;
+        });
+        __syncthreads();
+        u32 count = list_from(bound);
+        if (count > kListed) {
+            const u64 exact = kth_largest<true>(k);
+            count = list_from(exact);
+        }
+        // Ranks are distinct: a token's place is the number of larger ones.
+        for (u32 at = threadIdx.x; at < count; at += kThreads) {
+            const u64 rank = shared.list[at];
+            u32 place = 0;
+#pragma unroll 8
+            for (u32 other = 0; other < count; other++) place += shared.list[other] > rank;
+            if (place < k) shared.sorted[place] = rank;
+        }
+        __syncthreads();
+        for (u32 at = threadIdx.x; at < k; at += kThreads) {
+            const u64 rank = shared.sorted[at];
+            a.candidates[u64(row) * kMaxTop + at] = {id_of(rank), from_ordered(key_of(rank))};
+        }
     }
-}
+};
 
 }  // namespace
 
@@ -299,11 +387,13 @@ extern "C" __global__ void __launch_bounds__(kThreads) row_maxima(SampleArgs a) 
     allow_next();
     wait_for_previous();
     const u32 row = blockIdx.y, lane = threadIdx.x % kWarp;
-    if (row >= a.counts->logit_rows || a.selections[row].kind == kLogits) return;
     const u32 first_chunk = (blockIdx.x * kWarps + threadIdx.x / kWarp) * kLaneChunks;
+    // Loaded before it is known whether the row exists: the buffer has room for it.
     Lane lanes[kLaneChunks];
 #pragma unroll
     for (u32 i = 0; i < kLaneChunks; i++) lanes[i] = load_lane(a, row, (first_chunk + i) * kChunk + lane * kLaneIds);
+    const u32 rows = a.step.counts->logit_rows, kind = a.selections[row].kind;
+    if (row >= rows || kind == kLogits) return;
     u64 part_best = 0;
 #pragma unroll
     for (u32 i = 0; i < kLaneChunks; i++) {
@@ -327,16 +417,17 @@ extern "C" __global__ void __launch_bounds__(kThreads) row_maxima(SampleArgs a) 
     if (threadIdx.x == 0) a.part_best[u64(row) * a.parts + blockIdx.x] = best;
 }
 
-/// What each row's request asks for: `gridDim` = (parts, row capacity).
+/// What each row's request asks for: `gridDim` = (blocks that share a row, at most `parts`; row capacity).
 extern "C" __global__ void __launch_bounds__(kThreads) choose(SampleArgs a) {
-    __shared__ u64 reduced[kWarps];
-    __shared__ TopShared top;
+    __shared__ union {
+        NoiseShared noise;
+        TopShared top;
+    } shared;
     allow_next();
     wait_for_previous();
-    const u32 row = blockIdx.y;
-    if (row >= a.counts->logit_rows) return;
+    const u32 row = blockIdx.y, rows = a.step.counts->logit_rows;
     const Selection s = a.selections[row];
-    if (s.kind == kLogits || (s.kind != kSample && blockIdx.x > 0)) return;
+    if (row >= rows || s.kind == kLogits || (s.kind != kSample && blockIdx.x > 0)) return;
 
     const u64 best = best_of_list(a.part_best + u64(row) * a.parts, a.parts);
     Choice choice = {kChosen, id_of(best), 0, 0};
@@ -345,13 +436,13 @@ extern "C" __global__ void __launch_bounds__(kThreads) choose(SampleArgs a) {
     } else if (key_of(best) == kMinusInfinity) {
         choice.status = kNothingAllowed;
     } else if (s.kind == kSample) {
-        const u64 noisy = best_noisy(a, s, row, blockIdx.x, from_ordered(key_of(best)), reduced);
-        const u64 chosen = last_of_parts(a, row, blockIdx.x, noisy);
-        if (chosen != 0 && threadIdx.x == 0) a.choices[row] = {kChosen, id_of(chosen), 0, 0};
-        return;
+        const u64 chosen = last_of_row(a, row, best_noisy(a, s, row, from_ordered(key_of(best)), shared.noise));
+        if (chosen == 0) return;
+        choice.token = id_of(chosen);
     } else if (s.kind == kTop) {
         choice.candidates = s.k < a.vocab ? s.k : a.vocab;
-        write_top(a, row, choice.candidates, top);
+        Top{a, row, shared.top}.write(choice.candidates);
     }
-    if (blockIdx.x == 0 && threadIdx.x == 0) a.choices[row] = choice;
+    // All blocks that come here have the same choice.
+    if (threadIdx.x == 0) a.choices[row] = choice;
 }

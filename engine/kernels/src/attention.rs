@@ -7,7 +7,8 @@
 //!
 //! Per tile: `m' = max(m, max s)`, `c = e^(m − m')`, `p = e^(s − m')`, `l = fma(l, c, Σp)` with Σp over the fixed tree
 //! of `(p₀ + p₁) + (p₂ + p₃)`, `acc = acc · c`, then the chain. Merging `(m₁, l₁, a₁)` with a later `(m₂, l₂, a₂)`:
-//! `M = max`, `cᵢ = e^(mᵢ − M)`, `l = fma(l₁, c₁, l₂·c₂)`, `a = fma(a₁, c₁, a₂·c₂)`.
+//! `M = max`, `cᵢ = e^(mᵢ − M)`, `l = fma(l₁, c₁, l₂·c₂)`, `a = fma(a₁, c₁, a₂·c₂)`. The scale of stored keys is part of
+//! the factor on scores, that of stored values multiplies the result: both sums run over the stored numbers.
 
 use std::ops::Range;
 
@@ -76,7 +77,8 @@ pub fn attention(
     assert!(taken.is_sorted_by(|a, b| a.end <= b.start), "segments have rows of their own");
 
     let units = Unit::cut(segments, layout.kv_heads, (PAIRS / group).max(1));
-    let call = Call { q, ld, layout, group, cache, args, sinks, out: SharedMut::new(out), ldo, round_bf16 };
+    let scale = args.scale * cache.scales.k;
+    let call = Call { q, ld, layout, group, cache, args, scale, sinks, out: SharedMut::new(out), ldo, round_bf16 };
     let isa = Isa::best();
     let most_splits = units.iter().map(|unit| unit.splits(args).len()).max().unwrap_or(0);
     if units.len() >= 3 * pool.threads() || most_splits <= 1 || pool.threads() == 1 {
@@ -128,6 +130,8 @@ struct Call<'a> {
     group: usize,
     cache: &'a KvLayer,
     args: &'a AttentionArgs,
+    /// Of scores: the layer's and that of the keys.
+    scale: f32,
     sinks: Option<&'a [f32]>,
     out: SharedMut<'a, f32>,
     ldo: usize,
@@ -304,6 +308,7 @@ fn attend<V: F32x16>(call: &Call, unit: &Unit, split: usize, state: &mut State) 
     match &call.cache.store {
         KvStore::F32 { k, v } => Split { call, unit, k, v }.run::<V>(split, state),
         KvStore::Bf16 { k, v } => Split { call, unit, k, v }.run::<V>(split, state),
+        KvStore::Fp8 { k, v } => Split { call, unit, k, v }.run::<V>(split, state),
     }
 }
 
@@ -438,7 +443,7 @@ impl<T: KvElement> Split<'_, T> {
     /// Scale and soft-cap.
     #[inline(always)]
     fn shape<V: F32x16>(&self, score: V) -> V {
-        let score = score.mul(V::splat(self.call.args.scale));
+        let score = score.mul(V::splat(self.call.scale));
         match self.call.args.softcap {
             Some(cap) => tanh(score.div(V::splat(cap))).mul(V::splat(cap)),
             None => score,
@@ -516,7 +521,7 @@ fn finish<V: F32x16>(call: &Call, unit: &Unit, state: &State) {
             for n in (0..v_dim).step_by(LANES) {
                 let lanes = LANES.min(v_dim - n);
                 let acc = V::load_part(state.acc.as_ptr().add(pair * v_dim + n), lanes);
-                let mut value = acc.mul(V::splat(factor)).div(V::splat(sum));
+                let mut value = acc.mul(V::splat(factor)).div(V::splat(sum)).mul(V::splat(call.cache.scales.v));
                 if call.round_bf16 {
                     value = value.round_bf16();
                 }

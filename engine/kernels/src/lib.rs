@@ -38,9 +38,9 @@ mod tests;
 
 pub use activation::{GateLayout, add, sigmoid_mul, silu_mul};
 pub use attention::{AttentionArgs, attention};
-pub use conv::{ConvRing, ConvSegment, causal_conv};
+pub use conv::{ConvCache, ConvSegment, causal_conv};
 pub use delta::{BLOCK, DeltaArgs, DeltaSegment, DeltaState, gated_delta};
-pub use kv::{KvDtype, KvLayer, KvSegment, PAGE};
+pub use kv::{KvDtype, KvLayer, KvScales, KvSegment, PAGE};
 pub use linear::{LinearPart, linear};
 pub use matrix::{Dense, PackedMatrix, e2m1_to_f32, e4m3_to_f32};
 pub use norm::{gated_rms_norm, rms_norm};

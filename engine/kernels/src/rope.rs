@@ -1,7 +1,7 @@
 //! Rotary positions, per-head query and key norms, and the write into the paged cache, in one operation.
 
 use crate::aligned::Pod;
-use crate::kv::{KvElement, KvLayer, KvSegment, KvStore, PAGE};
+use crate::kv::{KvElement, KvLayer, KvScales, KvSegment, KvStore, PAGE};
 use crate::math::sin_cos;
 use crate::norm::normalise;
 use crate::pool::Pool;
@@ -134,15 +134,19 @@ pub fn rope_and_store(
             dispatch(isa, Row { values: row_values, row, layout, norms, rope, round_bf16 });
         }
     });
-    let (pages, kv_heads) = (cache.pages, cache.kv_heads);
+    let (pages, kv_heads, scales) = (cache.pages, cache.kv_heads, cache.scales);
     match &mut cache.store {
         KvStore::F32 { k, v } => {
-            let writer = Writer { qkv, ld, layout, segments, pages, k: SharedMut::new(k), v: SharedMut::new(v) };
-            writer.run(pool, kv_heads);
+            let (k, v) = (SharedMut::new(k), SharedMut::new(v));
+            Writer { qkv, ld, layout, segments, pages, scales, k, v }.run(pool, kv_heads);
         }
         KvStore::Bf16 { k, v } => {
-            let writer = Writer { qkv, ld, layout, segments, pages, k: SharedMut::new(k), v: SharedMut::new(v) };
-            writer.run(pool, kv_heads);
+            let (k, v) = (SharedMut::new(k), SharedMut::new(v));
+            Writer { qkv, ld, layout, segments, pages, scales, k, v }.run(pool, kv_heads);
+        }
+        KvStore::Fp8 { k, v } => {
+            let (k, v) = (SharedMut::new(k), SharedMut::new(v));
+            Writer { qkv, ld, layout, segments, pages, scales, k, v }.run(pool, kv_heads);
         }
     }
 }
@@ -245,6 +249,7 @@ struct Writer<'a, T> {
     layout: &'a QkvLayout,
     segments: &'a [KvSegment<'a>],
     pages: usize,
+    scales: KvScales,
     k: SharedMut<'a, T>,
     v: SharedMut<'a, T>,
 }
@@ -264,7 +269,8 @@ impl<T: KvElement + Pod> Writer<'_, T> {
     fn store(&self, keys: bool, head: usize) {
         let layout = self.layout;
         let (dim, offset) = if keys { (layout.head_dim, layout.k_offset) } else { (layout.v_dim, layout.v_offset) };
-        let target = if keys { &self.k } else { &self.v };
+        let (target, scale) = if keys { (&self.k, self.scales.k) } else { (&self.v, self.scales.v) };
+        let factor = 1.0 / scale;
         for segment in self.segments {
             for row in 0..segment.rows {
                 let position = segment.start + row;
@@ -276,11 +282,11 @@ impl<T: KvElement + Pod> Writer<'_, T> {
                 let token = position % PAGE;
                 if keys {
                     for (slot, &value) in page[token..].iter_mut().step_by(PAGE).zip(from) {
-                        *slot = T::from_f32(value);
+                        *slot = T::from_f32(value * factor);
                     }
                 } else {
                     for (slot, &value) in page[token * dim..].iter_mut().zip(from) {
-                        *slot = T::from_f32(value);
+                        *slot = T::from_f32(value * factor);
                     }
                 }
             }

@@ -41,6 +41,10 @@ pub(crate) struct Metrics {
     prompt_tokens: Counter,
     generation_tokens: Counter,
     engine_steps: Counter,
+    engine_step_sequences: Counter,
+    preemptions: Counter,
+    cached_pages: Gauge,
+    checkpoints: Gauge,
     requests_cancelled: Counter,
     prefix_queries: Counter,
     prefix_hits: Counter,
@@ -81,6 +85,15 @@ impl Metrics {
             prompt_tokens: add(r, "prompt_tokens", "Prompt tokens computed", Counter::default()),
             generation_tokens: add(r, "generation_tokens", "Tokens generated", Counter::default()),
             engine_steps: add(r, "engine_steps", "Forward passes", Counter::default()),
+            engine_step_sequences: add(
+                r,
+                "engine_step_sequences",
+                "Sequences in all forward passes",
+                Counter::default(),
+            ),
+            preemptions: add(r, "num_preemptions", "Requests computed again for want of memory", Counter::default()),
+            cached_pages: add(r, "prefix_cache_pages", "KV pages in the prefix cache", Gauge::default()),
+            checkpoints: add(r, "prefix_cache_checkpoints", "Recurrent states in the prefix cache", Gauge::default()),
             requests_cancelled: add(r, "requests_cancelled", "Requests whose client went away", Counter::default()),
             prefix_queries: add(r, "prefix_cache_queries", "Prompt tokens looked up", Counter::default()),
             prefix_hits: add(r, "prefix_cache_hits", "Prompt tokens found in the prefix cache", Counter::default()),
@@ -134,10 +147,14 @@ impl Metrics {
         self.running.set(count(stats.running));
         self.waiting.set(count(stats.waiting));
         self.kv_usage.set(stats.kv_usage);
+        self.cached_pages.set(count(stats.cached_pages));
+        self.checkpoints.set(count(stats.checkpoints));
         for (counter, value) in [
             (&self.prompt_tokens, stats.prompt_tokens),
             (&self.generation_tokens, stats.generation_tokens),
             (&self.engine_steps, stats.steps),
+            (&self.engine_step_sequences, stats.step_sequences),
+            (&self.preemptions, stats.preemptions),
             (&self.requests_cancelled, stats.cancelled),
         ] {
             counter.inner().store(value, Ordering::Relaxed);

@@ -93,7 +93,7 @@ pub fn prepare(plan: Plan, options: &BackendOptions) -> Result<Box<dyn Prepare>,
                 sizes: options.sizes,
             },
         ))),
-        DeviceKind::Cuda(_) => Err(EngineError::Unsupported("device: `cuda` is not supported by this build".into())),
+        DeviceKind::Cuda(ordinal) => Ok(Box::new(cuda::CudaBackend::new(plan, ordinal, options)?)),
     }
 }
 
@@ -133,6 +133,12 @@ pub trait Backend: Send {
         batch: &StepBatch,
         observer: Option<&mut dyn Observer>,
     ) -> Result<StepOutput<'_>, EngineError>;
+
+    /// Whether a sequence can begin at any anchor with nothing but that anchor: convolutions keep the inputs before an
+    /// anchor with it. Prefix caching of models with recurrent state needs this.
+    fn resumes_at_anchors(&self) -> bool {
+        false
+    }
 
     /// Bytes of weights in memory.
     fn weight_bytes(&self) -> u64;

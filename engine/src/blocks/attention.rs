@@ -5,7 +5,7 @@ use crate::config::spec::{AttentionSpec, Partition};
 use crate::plan::{KvLayerSpec, Op, ParamId, Part, QkvSpec, View};
 
 pub(super) struct Params {
-    qkv: Vec<Part>,
+    qkv: [Part; 3],
     out: Part,
     norms: Option<(ParamId, ParamId)>,
 }
@@ -30,7 +30,7 @@ pub(super) fn declare(lower: &mut Lower<'_>, spec: &AttentionSpec, prefix: &str)
     let kv_width = spec.kv_heads * spec.head_dim;
     // Query heads move together with the key head they share.
     let group = spec.heads / spec.kv_heads * layout.q_stride;
-    let qkv = vec![
+    let qkv = [
         lower.part(&name("q_proj"), (layout.k_offset, hidden), 0, spec.bias, Partition::Rows { unit: group }),
         lower.part(
             &name("k_proj"),
@@ -64,8 +64,9 @@ pub(super) fn lower(lower: &mut Lower<'_>, spec: &AttentionSpec, prefix: &str, x
     let attended = lower.view("mixed", spec.heads * spec.head_dim);
     let rope = lower.rope(&spec.rope);
     let layer = lower.kv_layers.len();
-    lower.kv_layers.push(KvLayerSpec { kv_heads: spec.kv_heads, head_dim: spec.head_dim });
-    lower.push("qkv_proj", Op::Linear { x, parts, out: qkv, accumulate: false });
+    let weights = Some((parts[1].weight, parts[2].weight));
+    lower.kv_layers.push(KvLayerSpec { weights, ..KvLayerSpec::new(spec.kv_heads, spec.head_dim) });
+    lower.push("qkv_proj", Op::Linear { x, parts: parts.to_vec(), out: qkv, accumulate: false });
     let norms = norms.zip(spec.qk_norm).map(|((q, k), (eps, unit_offset))| (q, k, eps, unit_offset));
     lower.push("rope", Op::RopeStore { qkv, layout, norms, rope, layer });
     lower

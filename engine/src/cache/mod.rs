@@ -2,11 +2,14 @@
 //!
 //! Three groups: pages of keys and values (16 tokens), anchor states with open-block pages (64 tokens), and rings of
 //! convolution history. A [`Sequence`] changes only through [`Caches::reserve`] and [`Sequence::commit`]; a dropped
-//! [`Reservation`] rolls everything back, because committed pages, anchors and rows are never overwritten by it.
+//! [`Reservation`] rolls everything back, because committed pages, anchors and rows are never overwritten by it. That
+//! also lets sequences share full pages and anchors: [`PrefixCache`] keeps them for later requests.
 
 mod pool;
+mod prefix;
 
 pub use pool::{Pool, Slot};
+pub use prefix::{Hit, Lease, PrefixCache, Rank};
 
 use std::sync::Arc;
 use thiserror::Error;
@@ -25,6 +28,8 @@ pub struct CacheSizes {
     pub pages: usize,
     /// Anchor states, the zero state not counted. Every sequence needs two: the current and the next.
     pub anchors: usize,
+    /// How many of the anchor states are there for the prefix cache.
+    pub checkpoints: usize,
     /// Open-block pages. Every sequence needs two.
     pub open_pages: usize,
     /// Convolution rings: one a sequence.
@@ -40,10 +45,16 @@ impl CacheSizes {
         Self {
             pages: sequences * context.div_ceil(PAGE),
             anchors: 2 * sequences,
+            checkpoints: 0,
             open_pages: 2 * sequences,
             rings: sequences,
             ring_rows: (conv_taps.saturating_sub(1) + verify_rows).next_power_of_two(),
         }
+    }
+
+    /// The same with room for `checkpoints` states in the prefix cache.
+    pub fn with_checkpoints(self, checkpoints: usize) -> Self {
+        Self { anchors: self.anchors - self.checkpoints + checkpoints, checkpoints, ..self }
     }
 }
 
@@ -84,7 +95,13 @@ impl Caches {
 
     /// Whether every page and slot is free: the integrity check of an idle engine.
     pub fn is_idle(&self) -> bool {
-        [&self.pages, &self.anchors, &self.open_pages, &self.rings].iter().all(|pool| pool.free() == pool.capacity())
+        self.is_idle_but(0, 0)
+    }
+
+    /// Whether all but so many pages and anchors are free.
+    pub fn is_idle_but(&self, pages: usize, anchors: usize) -> bool {
+        let held = [(&self.pages, pages), (&self.anchors, anchors), (&self.open_pages, 0), (&self.rings, 0)];
+        held.iter().all(|(pool, held)| pool.free() + held == pool.capacity())
     }
 
     /// Room for a new, empty sequence.
@@ -96,21 +113,50 @@ impl Caches {
         Ok(Sequence { len: 0, pages: Vec::new(), state })
     }
 
+    /// A sequence that begins with what `hit` found in the prefix cache.
+    pub fn resume(&self, hit: Hit) -> Result<Sequence, OutOfCache> {
+        let mut sequence = self.sequence()?;
+        if let Some(state) = &mut sequence.state {
+            state.anchor = hit.anchor;
+        }
+        Ok(Sequence { len: hit.len, pages: hit.pages, state: sequence.state })
+    }
+
     /// Room for `rows` more tokens of `sequence`.
     pub fn reserve(&self, sequence: &Sequence, rows: usize) -> Result<Reservation, OutOfCache> {
+        self.reserve_keeping(sequence, rows, &[])
+    }
+
+    /// Room for `rows` more tokens, with states at `checkpoints` (ascending multiples of [`BLOCK`] behind the
+    /// sequence's end and not behind the rows') that [`Sequence::commit`] hands out.
+    pub fn reserve_keeping(
+        &self,
+        sequence: &Sequence,
+        rows: usize,
+        checkpoints: &[usize],
+    ) -> Result<Reservation, OutOfCache> {
         let end = sequence.len + rows;
         let missing = end.div_ceil(PAGE).saturating_sub(sequence.pages.len());
         let pages = (0..missing).map(|_| self.pages.take().map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
-        let (mut next_anchor, mut next_open) = (None, None);
+        let (mut anchors, mut next_open) = (Vec::new(), None);
         if sequence.state.is_some() && rows > 0 {
-            if end / BLOCK > sequence.len / BLOCK {
-                next_anchor = Some(Arc::new(self.anchors.take()?));
+            // The states on the way to a checkpoint are folded into its slot, those behind the last into one more.
+            let mut until = 0;
+            for block in sequence.len / BLOCK + 1..=end / BLOCK {
+                let position = block * BLOCK;
+                if position > until {
+                    until = checkpoints.iter().copied().find(|kept| *kept >= position).unwrap_or(usize::MAX);
+                    anchors.push(Arc::new(self.anchors.take()?));
+                } else if let Some(slot) = anchors.last().cloned() {
+                    anchors.push(slot);
+                }
             }
             if (end - 1) / BLOCK > sequence.len / BLOCK {
                 next_open = Some(Arc::new(self.open_pages.take()?));
             }
         }
-        Ok(Reservation { start: sequence.len, rows, pages, next_anchor, next_open })
+        let checkpoints = if anchors.is_empty() { Vec::new() } else { checkpoints.to_vec() };
+        Ok(Reservation { start: sequence.len, rows, pages, anchors, checkpoints, next_open })
     }
 }
 
@@ -136,8 +182,25 @@ pub struct Reservation {
     start: usize,
     rows: usize,
     pages: Vec<Arc<Slot>>,
-    next_anchor: Option<Arc<Slot>>,
+    /// The state after each completed block. Neighbours may share a slot: then only the last of them stays.
+    anchors: Vec<Arc<Slot>>,
+    /// Positions whose states are handed out.
+    checkpoints: Vec<usize>,
     next_open: Option<Arc<Slot>>,
+}
+
+/// A state that sequences may begin from.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    position: usize,
+    slot: Arc<Slot>,
+}
+
+impl Checkpoint {
+    /// Tokens before it, a multiple of [`BLOCK`].
+    pub fn position(&self) -> usize {
+        self.position
+    }
 }
 
 /// Device indices for one step of one sequence.
@@ -160,30 +223,39 @@ impl Sequence {
         self.len
     }
 
+    /// The state at the start of the open block, unless it is the zero state.
+    pub fn checkpoint(&self) -> Option<Checkpoint> {
+        let slot = self.state.as_ref()?.anchor.clone()?;
+        Some(Checkpoint { position: self.len / BLOCK * BLOCK, slot })
+    }
+
+    /// KV pages held, those shared with others included.
+    pub fn pages(&self) -> usize {
+        self.pages.len()
+    }
+
     /// The device indices for a step that computes the reserved rows.
     pub fn tables(&self, reservation: &Reservation) -> Tables {
         let pages = self.pages.iter().chain(&reservation.pages).map(|page| page.id()).collect();
         let Some(state) = &self.state else { return Tables { pages, ..Tables::default() } };
         let end = reservation.start + reservation.rows;
-        let first = reservation.start / BLOCK;
-        let completed = end / BLOCK - first;
-        let touched = end.saturating_sub(1) / BLOCK - first + 1;
+        let touched = end.saturating_sub(1) / BLOCK - reservation.start / BLOCK + 1;
         let anchor = state.anchor.as_ref().map_or(ZERO_ANCHOR, |slot| slot.id());
-        let next = reservation.next_anchor.as_ref().map(|slot| slot.id());
         let next_open = reservation.next_open.as_ref().map(|slot| slot.id());
         Tables {
             pages,
-            anchors: std::iter::once(anchor).chain((0..completed).filter_map(|_| next)).collect(),
+            anchors: std::iter::once(anchor).chain(reservation.anchors.iter().map(|slot| slot.id())).collect(),
             open_pages: std::iter::once(state.open.id()).chain((1..touched).filter_map(|_| next_open)).collect(),
             ring: state.ring.id(),
         }
     }
 
-    /// Makes the first `accepted` reserved rows part of the sequence and rolls back the rest.
+    /// Makes the first `accepted` reserved rows part of the sequence, rolls back the rest, and returns the checkpoints
+    /// that the reservation was to keep.
     ///
     /// A reservation of more than 64 rows (a prefill chunk) is accepted whole or not at all: its anchors are folded in
     /// place.
-    pub fn commit(&mut self, reservation: Reservation, accepted: usize) {
+    pub fn commit(&mut self, reservation: Reservation, accepted: usize) -> Vec<Checkpoint> {
         assert!(reservation.start == self.len && accepted <= reservation.rows, "a reservation is committed once");
         assert!(
             reservation.rows <= BLOCK || accepted == reservation.rows || accepted == 0,
@@ -192,9 +264,16 @@ impl Sequence {
         let end = self.len + accepted;
         let keep = end.div_ceil(PAGE) - self.pages.len().min(end.div_ceil(PAGE));
         self.pages.extend(reservation.pages.into_iter().take(keep));
+        let completed = |position: usize| position / BLOCK - self.len / BLOCK;
+        let checkpoints = (reservation.checkpoints.iter().filter(|position| **position <= end))
+            .filter_map(|&position| {
+                let slot = reservation.anchors.get(completed(position).checked_sub(1)?)?.clone();
+                Some(Checkpoint { position, slot })
+            })
+            .collect();
         if let Some(state) = &mut self.state {
-            if end / BLOCK > self.len / BLOCK {
-                state.anchor = reservation.next_anchor;
+            if let Some(last) = completed(end).checked_sub(1) {
+                state.anchor = reservation.anchors.get(last).cloned();
             }
             // A block that is exactly full leaves its page to the next one.
             if accepted > 0
@@ -205,71 +284,16 @@ impl Sequence {
             }
         }
         self.len = end;
+        checkpoints
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn caches() -> Caches {
-        Caches::new(&CacheSizes::for_sequences(3, 512, 4, 8), true)
-    }
-
-    #[test]
-    fn a_dropped_reservation_frees_everything() {
-        let caches = caches();
-        let mut sequence = caches.sequence().unwrap();
-        let reservation = caches.reserve(&sequence, 60).unwrap();
-        sequence.commit(reservation, 60);
-        let before = (sequence.tables(&caches.reserve(&sequence, 1).unwrap()), caches.pages());
-        drop(caches.reserve(&sequence, 20).unwrap());
-        assert_eq!((sequence.tables(&caches.reserve(&sequence, 1).unwrap()), caches.pages()), before);
-        drop(sequence);
-        assert!(caches.is_idle());
-    }
-
-    #[test]
-    fn crossing_a_block_keeps_the_old_anchor_until_commit() {
-        let caches = caches();
-        let mut sequence = caches.sequence().unwrap();
-        sequence.commit(caches.reserve(&sequence, 62).unwrap(), 62);
-        let group = caches.reserve(&sequence, 4).unwrap();
-        let tables = sequence.tables(&group);
-        assert_eq!((tables.anchors.len(), tables.open_pages.len()), (2, 2));
-        assert_eq!(tables.anchors[0], ZERO_ANCHOR);
-        assert_ne!(tables.open_pages[0], tables.open_pages[1]);
-        sequence.commit(group, 1);
-        let again = sequence.tables(&caches.reserve(&sequence, 1).unwrap());
-        assert_eq!((again.anchors[0], again.open_pages[0]), (ZERO_ANCHOR, tables.open_pages[0]));
-        assert_eq!(again.anchors.len(), 2, "row 63 completes the block");
-    }
-
-    proptest! {
-        #[test]
-        fn no_page_is_leaked_or_shared(steps in prop::collection::vec((0..3usize, 1..90usize, any::<u8>()), 1..80)) {
-            let caches = caches();
-            let mut sequences: Vec<Option<Sequence>> = vec![None, None, None];
-            for (who, rows, accept) in steps {
-                let sequence = sequences[who].get_or_insert_with(|| caches.sequence().unwrap());
-                let Ok(reservation) = caches.reserve(sequence, rows) else { sequences[who] = None; continue };
-                let tables = sequence.tables(&reservation);
-                prop_assert_eq!(tables.pages.len(), (sequence.len() + rows).div_ceil(PAGE));
-                prop_assert_eq!(tables.open_pages.len(), (sequence.len() + rows - 1) / BLOCK - sequence.len() / BLOCK + 1);
-                prop_assert_eq!(tables.anchors.len(), (sequence.len() + rows) / BLOCK - sequence.len() / BLOCK + 1);
-                let accepted = if rows > BLOCK { rows } else { accept as usize % (rows + 1) };
-                sequence.commit(reservation, accepted);
-                if sequence.len() > 400 { sequences[who] = None; }
-                let mut held: Vec<u32> = sequences.iter().flatten().flat_map(|s| s.pages.iter().map(|p| p.id())).collect();
-                let count = held.len();
-                held.sort_unstable();
-                held.dedup();
-                prop_assert_eq!(held.len(), count);
-                prop_assert_eq!(caches.pages().0 + count, caches.pages().1);
-            }
-            sequences.clear();
-            prop_assert!(caches.is_idle());
-        }
+impl Sequence {
+    pub(crate) fn page_ids(&self) -> Vec<u32> {
+        self.pages.iter().map(|page| page.id()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,16 @@
 //! Bytes and floating-point operations of a plan, for `explain`, memory checks and rooflines.
 
-use super::{Op, Plan};
+use super::{Op, Plan, StateLayerSpec};
 use crate::config::spec::{ParamShape, ParamSpec};
 use atlas_schemas::outputs::Cost;
 
 impl Plan {
+    /// Bytes of one anchor: the states of all layers and the convolution inputs before it. A checkpoint costs as much.
+    pub fn anchor_bytes(&self) -> u64 {
+        let layer = |l: &StateLayerSpec| l.value_heads * l.key_dim * l.value_dim + (l.conv_taps - 1) * l.conv_channels;
+        self.state_layers.iter().map(|l| 4 * layer(l) as u64).sum()
+    }
+
     /// Costs by scope, with `bytes_of` giving a parameter's stored bytes and `kv_element` the bytes of a cached key or
     /// value element.
     pub fn costs(
@@ -30,8 +36,8 @@ impl Plan {
                     let state = self.state_layers[*layer];
                     let anchor = state.value_heads * state.key_dim * state.value_dim;
                     let row = state.key_heads * state.key_dim + state.value_heads * (state.value_dim + 1);
-                    let ring = state.conv_channels * ring_rows;
-                    cost.state_bytes_per_sequence += 4 * (anchor + 64 * row + ring) as u64;
+                    let conv = state.conv_channels * (ring_rows + state.conv_taps - 1);
+                    cost.state_bytes_per_sequence += 4 * (anchor + 64 * row + conv) as u64;
                 }
                 _ => {}
             }

@@ -7,6 +7,7 @@ mod cost;
 
 use crate::config::rope::RopeSpec;
 use crate::config::spec::ParamSpec;
+use atlas_kernels::KvScales;
 
 /// Index into [`Plan::params`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -245,13 +246,24 @@ pub struct PlannedOp {
     pub op: Op,
 }
 
-/// Dimensions of one layer's paged keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// One layer's paged keys and values.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KvLayerSpec {
     /// Key and value heads.
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// The weights that make keys and values: where a checkpoint puts their scales.
+    pub weights: Option<(ParamId, ParamId)>,
+    /// Scales of an FP8 cache: ones, unless the checkpoint has others (see [`crate::weights::loader::kv_scales`]).
+    pub scales: KvScales,
+}
+
+impl KvLayerSpec {
+    /// Without scales.
+    pub fn new(kv_heads: usize, head_dim: usize) -> Self {
+        Self { kv_heads, head_dim, weights: None, scales: KvScales::default() }
+    }
 }
 
 /// Dimensions of one layer's recurrent state and convolution history.

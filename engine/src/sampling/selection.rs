@@ -4,6 +4,7 @@
 //! the whole row ([`RowOutput`]). [`super::Sampler`] makes the same choice of either.
 
 use super::SamplingError;
+pub use atlas_kernels::cuda::Candidate;
 
 /// The most candidates that [`Selection::Top`] asks for.
 pub const MAX_TOP: usize = 256;
@@ -30,15 +31,6 @@ pub enum Selection {
         /// 1 to [`MAX_TOP`].
         k: u32,
     },
-}
-
-/// A token and its logit. Minus zero is given as zero, so that candidates of equal logits are in the order of ids.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Candidate {
-    /// The token.
-    pub id: u32,
-    /// Its logit.
-    pub logit: f32,
 }
 
 /// What a backend computed of a row.

@@ -8,8 +8,9 @@ use super::safetensors::{TensorInfo, Tensors};
 use crate::config::quant::WeightFormat;
 use crate::config::spec::{ModelSpec, ParamShape, ParamSpec};
 use crate::errors::EngineError;
+use crate::plan::Plan;
 use ::safetensors::Dtype;
-use atlas_kernels::Dense;
+use atlas_kernels::{Dense, KvScales};
 use std::collections::BTreeSet;
 
 /// Reconciles what the configuration declares with what the checkpoint holds: a multi-token-prediction head that is
@@ -46,6 +47,35 @@ pub fn load(
     }
     reader.reject_unused(spec)?;
     Ok(reader.bytes_read)
+}
+
+/// Scales of an FP8 cache, beside the weights of keys and values.
+const KV_SCALES: [&str; 2] = ["k_scale", "v_scale"];
+
+/// Gives the plan's layers the scales of keys and values that the checkpoint has: what is stored is the key or value
+/// over its scale.
+///
+/// # Errors
+/// If one is damaged or no normal positive number.
+pub fn kv_scales(plan: &mut Plan, tensors: &Tensors) -> Result<(), EngineError> {
+    let mut reader = Reader { tensors, used: BTreeSet::new(), bytes_read: 0 };
+    for layer in &mut plan.kv_layers {
+        let Some((k, v)) = layer.weights else { continue };
+        let (k, v) = (plan.params[k.0].name.as_str(), plan.params[v.0].name.as_str());
+        let ([k_scale], [v_scale]) =
+            (reader.optional_scalars(k, &["k_scale"])?, reader.optional_scalars(v, &["v_scale"])?);
+        layer.scales = KvScales { k: k_scale.unwrap_or(1.0), v: v_scale.unwrap_or(1.0) };
+        if !layer.scales.is_valid() {
+            let KvScales { k: k_scale, v: v_scale } = layer.scales;
+            return Err(reader.error(k, format!("and `{v}` have scales {k_scale} and {v_scale} of the KV cache")));
+        }
+    }
+    Ok(())
+}
+
+/// The module that a weight belongs to.
+fn module(weight: &str) -> &str {
+    weight.strip_suffix(".weight").unwrap_or(weight)
 }
 
 struct Reader<'a> {
@@ -127,6 +157,7 @@ impl Reader<'_> {
                 return Err(self.error(name, message));
             }
             let (dtype, bytes) = self.dense(name, &[n, k])?;
+            self.optional_scalars(name, &KV_SCALES)?;
             return Ok(RawParam::Matrix(RawMatrix { n, k, data: RawData::Dense(dtype, bytes) }));
         }
         if !k.is_multiple_of(16) {
@@ -141,16 +172,27 @@ impl Reader<'_> {
         if !global.is_finite() {
             return Err(self.error(&format!("{name}_scale_2"), format!("is {global}")));
         }
-        // Scales of activations and of the KV cache do not enter weight-only arithmetic; they are read so that a
-        // damaged one is found, and are the device's to use where its activation format asks for them.
-        let module = name.strip_suffix(".weight").unwrap_or(name);
-        for optional in ["input_scale", "k_scale", "v_scale"] {
-            let optional = format!("{module}.{optional}");
-            if self.tensors.get(&optional).is_some() {
-                self.scalar(&optional)?;
+        // Scales of activations do not enter weight-only arithmetic, and those of the KV cache belong to the plan's
+        // layers ([`kv_scales`]); they are read so that a damaged one is found and none counts as unused.
+        self.optional_scalars(name, &["input_scale"])?;
+        self.optional_scalars(name, &KV_SCALES)?;
+        Ok(RawParam::Matrix(RawMatrix { n, k, data: RawData::Nvfp4 { packed, scales, global } }))
+    }
+
+    /// The scalars of a weight's module that the checkpoint has.
+    fn optional_scalars<const N: usize>(
+        &mut self,
+        weight: &str,
+        names: &[&str; N],
+    ) -> Result<[Option<f32>; N], EngineError> {
+        let mut values = [None; N];
+        for (value, name) in values.iter_mut().zip(names) {
+            let name = format!("{}.{name}", module(weight));
+            if self.tensors.get(&name).is_some() {
+                *value = Some(self.scalar(&name)?);
             }
         }
-        Ok(RawParam::Matrix(RawMatrix { n, k, data: RawData::Nvfp4 { packed, scales, global } }))
+        Ok(values)
     }
 
     fn scalar(&mut self, name: &str) -> Result<f32, EngineError> {
@@ -220,9 +262,9 @@ pub fn stored(param: &ParamSpec, tensors: &Tensors) -> Option<(WeightFormat, u64
         Dtype::U8 => WeightFormat::Nvfp4,
         _ => return None,
     };
-    let module = param.name.strip_suffix(".weight").unwrap_or(&param.name);
-    let scales = ["weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale"];
-    let extra = scales.iter().filter_map(|scale| tensors.get(&format!("{module}.{scale}"))).map(|info| info.bytes);
-    let extra: u64 = if format == WeightFormat::Nvfp4 { extra.sum() } else { 0 };
+    let of_weight: &[&str] =
+        if format == WeightFormat::Nvfp4 { &["weight_scale", "weight_scale_2", "input_scale"] } else { &[] };
+    let scales = of_weight.iter().chain(&KV_SCALES).map(|scale| format!("{}.{scale}", module(&param.name)));
+    let extra: u64 = scales.filter_map(|scale| tensors.get(&scale)).map(|info| info.bytes).sum();
     Some((format, info.bytes + extra))
 }

@@ -11,7 +11,7 @@ use atlas_engine::config::WeightFormat;
 use atlas_gates::bench::{self, BenchPlan};
 use atlas_gates::probe;
 use atlas_gates::progress::Progress;
-use atlas_schemas::bench::BenchRecord;
+use atlas_schemas::bench::{BenchRecord, MemoryRates};
 use clap::{Args, ValueEnum};
 use comfy_table::Table;
 use indicatif::HumanBytes;
@@ -91,12 +91,20 @@ impl BenchArgs {
         let mut options = self.how.load_options();
         options.threads = self.threads.map_or(options.threads, usize::from);
         let model = Synthetic::read(config, format, options)?;
-        let bandwidth = match options.device {
-            DeviceKind::Cpu => probe::measure(model.bytes_per_token, &YARDSTICK).read_bytes_per_s.median,
-            DeviceKind::Cuda(ordinal) => cuda::read_rate(ordinal)?,
+        let rates = match options.device {
+            DeviceKind::Cpu => {
+                let read = probe::measure(model.bytes_per_token, &YARDSTICK).read_bytes_per_s.median;
+                MemoryRates { read_bytes_per_s: read, copy_bytes_per_s: None }
+            }
+            DeviceKind::Cuda(ordinal) => {
+                let (read, copy) = cuda::memory_rates(ordinal)?;
+                MemoryRates { read_bytes_per_s: read, copy_bytes_per_s: Some(copy) }
+            }
         };
+        let bandwidth = rates.read_bytes_per_s;
         progress.line(&format!("reads {:.2} GB/s at {} a token", bandwidth / 1e9, HumanBytes(model.bytes_per_token)));
         let mut record = bench::about(&format!("synthetic {}", config.display()), env!("CARGO_PKG_VERSION"));
+        record.memory = Some(rates);
         for prompt in self.prompt.iter().copied() {
             for decode in self.decode.iter().copied() {
                 for concurrency in self.concurrency.iter().copied() {

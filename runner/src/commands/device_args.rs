@@ -44,6 +44,8 @@ enum KvFormat {
     F32,
     /// bfloat16.
     Bf16,
+    /// FP8 (E4M3).
+    Fp8,
 }
 
 impl DeviceArgs {
@@ -62,6 +64,7 @@ impl DeviceArgs {
             kv_dtype: self.kv_cache_dtype.map_or(kv_dtype, |format| match format {
                 KvFormat::F32 => KvDtype::F32,
                 KvFormat::Bf16 => KvDtype::Bf16,
+                KvFormat::Fp8 => KvDtype::Fp8,
             }),
             ..LoadOptions::default()
         }

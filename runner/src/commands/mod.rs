@@ -1,6 +1,7 @@
 //! One file a subcommand. Each has its `Args` and a `run` that returns when the work is done or has failed.
 
 mod bench;
+mod cache;
 mod chat;
 mod device_args;
 mod doctor;
@@ -10,6 +11,7 @@ mod explain;
 mod gate;
 mod gate_changed;
 mod logs;
+mod pull;
 mod recipe;
 mod run;
 mod serve;
@@ -27,10 +29,14 @@ use clap::Subcommand;
 pub(crate) enum Command {
     Run(Box<run::RunArgs>),
     Serve(Box<serve::ServeArgs>),
+    Pull(pull::PullArgs),
     Chat(chat::ChatArgs),
     Status(status::StatusArgs),
     Logs(logs::LogsArgs),
     Stop(stop::StopArgs),
+    /// See and clean the models on this machine.
+    #[command(subcommand)]
+    Cache(cache::CacheCommand),
     Doctor(doctor::DoctorArgs),
     /// Compute exactly what the engine computes, for comparison with references.
     #[command(subcommand)]
@@ -49,10 +55,12 @@ impl Command {
         match self {
             Self::Run(args) => args.run(global),
             Self::Serve(args) => args.run(global),
+            Self::Pull(args) => args.run(global),
             Self::Chat(args) => args.run(global),
             Self::Status(args) => args.run(global),
             Self::Logs(args) => args.run(global),
             Self::Stop(args) => args.run(global),
+            Self::Cache(command) => command.run(global),
             Self::Doctor(args) => args.run(global),
             Self::Eval(command) => command.run(global),
             Self::Explain(args) => args.run(global),

@@ -2,6 +2,7 @@
 
 use super::gate::{judge, load_suites, measure_ready};
 use crate::errors::CliError;
+use crate::fetch::{fetch, verified};
 use crate::host::identity::HostArgs;
 use crate::interrupt::{Interrupt, block_on};
 use crate::job::launch::LaunchedJob;
@@ -23,7 +24,8 @@ const CLASS: HardwareClass = HardwareClass::Cpu;
 
 /// Run a model from a recipe.
 ///
-/// Everything is checked before anything is touched: options, hosts, port, weights, memory. Then the server is
+/// Everything is checked before anything is touched: options, hosts, port, weights, memory. A model that is not on
+/// this machine is fetched from its hub; what another tool fetched is verified once. Then the server is
 /// started and asked a first question. In the foreground its log is shown, and Ctrl-C stops it; with `--detach` it
 /// goes on running, see `atlas status`.
 #[derive(Debug, Args)]
@@ -67,6 +69,7 @@ impl RunArgs {
                 return show(&plan, global);
             }
             plan.require()?;
+            let plan = with_model(plan, &interrupt, global.quiet).await?;
             self.launch(plan, gates, &interrupt, global).await
         })
     }
@@ -144,6 +147,23 @@ impl RunArgs {
         announce();
         follow(job, interrupt, global.quiet).await
     }
+}
+
+/// The plan with its model on this machine, whole and verified: fetched if it has to be.
+async fn with_model(plan: RunPlan, interrupt: &Interrupt, quiet: bool) -> Result<RunPlan, CliError> {
+    let plan = match &plan.fetch {
+        Some(model) => {
+            fetch(model, interrupt, quiet).await?;
+            let plan = plan.again()?;
+            plan.require()?;
+            plan
+        }
+        None => plan,
+    };
+    if let Some(source) = plan.source() {
+        verified(source, interrupt, quiet).await?;
+    }
+    Ok(plan)
 }
 
 /// The suites that the recipe names for machines like this one.

@@ -2,12 +2,12 @@
 
 use crate::engine_host;
 use crate::errors::CliError;
+use crate::fetch::ready;
 use crate::host::ports;
 use crate::interrupt::{Interrupt, block_on};
 use crate::job::launched::{LaunchEvent, Launched};
 use crate::job::record::url_of;
 use crate::job::store::JobStore;
-use crate::model::locate;
 use crate::option_flags::OptionFlags;
 use crate::output::{GlobalArgs, print_json_line, write_stdout};
 use crate::serve_config::server_config;
@@ -27,7 +27,8 @@ use tokio::net::TcpListener;
 /// SIGTERM lets running answers finish, the second ends the process at once.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// A model folder, a hub id whose files are in the Hugging Face cache, or `embedded`.
+    /// A model folder, a hub id (`owner/name`, `owner/name@revision`; fetched if it is not in the Hugging Face cache),
+    /// or `embedded`.
     model: String,
     /// Hub revision: a branch, a tag or a commit.
     #[arg(long, value_name = "REVISION")]
@@ -51,7 +52,8 @@ impl ServeArgs {
     async fn serve(self, global: &GlobalArgs, mut launched: Option<Launched>) -> Result<(), CliError> {
         let interrupt = Interrupt::install()?;
         let options = complete(self.options.0, launched.as_ref())?;
-        let model = locate(&self.model, self.revision.as_deref())?;
+        let free = async || port_is_free(&options).await;
+        let model = ready(&self.model, self.revision.as_deref(), free, &interrupt, global.quiet).await?;
         let config = server_config(&options, &engine_host::generation_config(&model)?, &self.model)?;
         let name = config.model_name.clone();
         let listener = match bind(&options, &config).await {
@@ -152,10 +154,20 @@ fn complete(mut set: OptionSet, launched: Option<&Launched>) -> Result<ServeOpti
     Ok(set.resolve())
 }
 
+/// A port that is taken is refused before anything is fetched.
+async fn port_is_free(options: &ServeOptions) -> Result<(), CliError> {
+    let address = socket_address(&options.host, options.port)?;
+    listen(address).await.map(drop)
+}
+
 /// Binds the first address of `host`; a port that is taken is refused with its owner's name.
 async fn bind(options: &ServeOptions, config: &ServerConfig) -> Result<TcpListener, CliError> {
     let address = socket_address(&options.host, options.port)?;
     config.check_bind(address).map_err(|error| CliError::Refused(error.to_string()))?;
+    listen(address).await
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, CliError> {
     TcpListener::bind(address).await.map_err(|error| match error.kind() {
         std::io::ErrorKind::AddrInUse => CliError::Refused(port_in_use(address)),
         std::io::ErrorKind::PermissionDenied => {

@@ -6,7 +6,7 @@ use crate::host::ports;
 use crate::job::launch::LaunchPlan;
 use crate::job::record::{now, url_of};
 use crate::memory_fit::MemoryFit;
-use crate::model::{ModelSource, locate};
+use crate::model::{HubModel, Located, ModelSource, look};
 use crate::option_flags::to_arguments;
 use atlas_schemas::job::{JOB_RECORD_VERSION, JobRecord, JobState, RankRecord};
 use atlas_schemas::provenance::{EffectiveOption, Source};
@@ -75,6 +75,9 @@ pub(crate) struct RunPlan {
     pub(crate) refused: Vec<String>,
     /// What is not here yet, and how to get it. A run is refused; a plan is not.
     pub(crate) missing: Option<String>,
+    /// What has to be fetched before a run, and can be.
+    #[serde(skip)]
+    pub(crate) fetch: Option<HubModel>,
     #[serde(skip)]
     request: RunRequest,
 }
@@ -98,10 +101,15 @@ impl RunPlan {
         collect(port(address));
         refused.extend(request.refusals.iter().cloned());
         let lacking: Vec<String> = crate::engine_host::unsupported_options(&serve);
-        let (source, missing) = match locate(&request.model, request.revision.as_deref()) {
-            Ok(source) => (Some(source), None),
-            // Worth knowing before tens of gigabytes are fetched.
-            Err(error) => (None, Some([&[error.to_string()], lacking.as_slice()].concat().join("\n"))),
+        // What is lacking is worth knowing before tens of gigabytes are fetched.
+        let without = |error: CliError| Some([&[error.to_string()], lacking.as_slice()].concat().join("\n"));
+        let (source, missing, fetch) = match look(&request.model, request.revision.as_deref()) {
+            Ok(Located::Here(source)) => (Some(source), None, None),
+            Ok(Located::AtHub(model)) => {
+                let missing = without(model.missing());
+                (None, missing, Some(model).filter(|model| !model.offline && lacking.is_empty()))
+            }
+            Err(error) => (None, without(error), None),
         };
         let memory = match &source {
             Some(source) if lacking.is_empty() => Some(memory(source, &serve)?),
@@ -129,16 +137,30 @@ impl RunPlan {
             options: request.effective.clone(),
             refused,
             missing,
+            fetch,
             request,
         })
     }
 
-    /// The first thing that stands in the way of a run.
+    /// The first thing that stands in the way of a run. What can be fetched does not.
     pub(crate) fn require(&self) -> Result<(), CliError> {
-        match self.refused.first().or(self.missing.as_ref()) {
+        match self.refused.first().or(self.missing.as_ref().filter(|_| self.fetch.is_none())) {
             Some(reason) => Err(CliError::Refused(reason.clone())),
             None => Ok(()),
         }
+    }
+
+    /// The model, if it is here.
+    pub(crate) fn source(&self) -> Option<ModelSource> {
+        look(self.model_path.as_deref()?, None).ok().and_then(|located| match located {
+            Located::Here(source) => Some(source),
+            Located::AtHub(_) => None,
+        })
+    }
+
+    /// The same wishes, planned anew: with the model here, its memory is known too.
+    pub(crate) fn again(self) -> Result<Self, CliError> {
+        Self::make(self.request, self.hosts)
     }
 
     /// The plan as a launch.

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
+mod hub;
 mod jobs;
 mod lifecycle;
 mod run_refusals;

@@ -40,6 +40,8 @@ impl Home {
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", self.path())
             .env("ATLAS_STATE_DIR", self.state())
+            // No test asks the real hub.
+            .env("HF_HUB_OFFLINE", "1")
             .stdin(Stdio::null());
         command
     }

@@ -95,7 +95,6 @@ const HIGH_PRECISION_LAYERS: OptionKind = OptionKind::Pattern {
 
 const NO_GPU: &str = "it concerns the GPU backend, which this build does not have";
 const NO_SPECULATION: &str = "this build does not speculate";
-const NO_PREFIX_CACHE: &str = "this build has no prefix cache";
 const NO_MEDIA: &str = "this build takes text only";
 const NO_RANKS: &str = "this build runs on one host";
 const NO_WATCHDOG: &str = "output is never cut or steered by a watchdog";
@@ -166,9 +165,10 @@ serve_options! {
         /// Tokens in a page of the KV cache.
         block_size: u32 = 16, int(16, 16), [], EFFECTIVE;
         /// Which waiting request is prefilled next.
-        scheduling_policy: SchedulingPolicy = SchedulingPolicy::Slai, choice!(SchedulingPolicy), [], accepted("every step decodes first, then prefills in order of arrival");
-        /// Longest wanted time between two tokens of a sequence, in milliseconds.
-        tbt_deadline_ms: u32 = 100, int(1, 600_000), [], accepted("every step decodes first");
+        scheduling_policy: SchedulingPolicy = SchedulingPolicy::Slai, choice!(SchedulingPolicy), [], EFFECTIVE;
+        /// Longest wanted time between two tokens of a sequence, in milliseconds. Under `slai`, a step takes no more prompt
+        /// tokens than this allows, within fairness limits.
+        tbt_deadline_ms: u32 = 100, int(1, 600_000), [], EFFECTIVE;
         /// Prefill prompts of different lengths in one step.
         prefill_varlen_batch: Option<bool> = None, TRI_STATE, [], accepted("every step is ragged");
     }
@@ -181,16 +181,18 @@ serve_options! {
         fp8_kv_calibration_tokens: u32 = 0, int(0, 65_536), [], accepted(NO_GPU);
         /// Head-room that calibrated FP8 scales leave, as a factor.
         fp8_kv_headroom: f64 = 2.0, number(1.0, 16.0), [], accepted(NO_GPU);
-        /// Keep computed prompts for later requests that begin alike.
-        enable_prefix_caching: Option<bool> = None, TRI_STATE, [], accepted(NO_PREFIX_CACHE);
+        /// Keep computed prompts for later requests that begin alike. By default on.
+        enable_prefix_caching: Option<bool> = None, TRI_STATE, [], EFFECTIVE;
         /// Only take cached prompts whose results are exact.
         exact_prefix_cache: bool = false, SWITCH, [], accepted(EXACT);
     }
     "Recurrent state" {
-        /// Checkpoints of the recurrent state that are kept for prefix hits.
-        ssm_cache_slots: u32 = 16, int(0, 65_536), [], accepted(NO_PREFIX_CACHE);
-        /// Blocks of 16 tokens between two checkpoints of the recurrent state.
-        ssm_checkpoint_interval: u32 = 256, int(1, 65_536), [], accepted(NO_PREFIX_CACHE);
+        /// Checkpoints of the recurrent state that are kept for prefix hits, as far as memory allows. By default as many as
+        /// a sixteenth of the memory holds, from 16 to 1024. With 0, such models have no prefix cache.
+        ssm_cache_slots: Option<u32> = None, int(0, 65_536), [], EFFECTIVE;
+        /// Blocks of 16 tokens before the first checkpoint of the recurrent state inside a prompt; the next ones stand at
+        /// its doublings. Where prompts end or part, there is always one.
+        ssm_checkpoint_interval: u32 = 256, int(1, 65_536), [], EFFECTIVE;
         /// Format of the recurrent state between anchors.
         ssm_h_dtype: SsmStateDtype = SsmStateDtype::F32, choice!(SsmStateDtype), [], accepted("the state is kept in f32");
         /// Run the norm of a gated delta net together with its gate.

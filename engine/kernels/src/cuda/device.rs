@@ -170,6 +170,13 @@ impl Device {
         unsafe { result::stream::synchronize(self.stream.stream) }.named("cuStreamSynchronize")
     }
 
+    /// Tells a profiler that waits for it to begin or to end.
+    pub fn set_profiling(&self, on: bool) -> Result<(), CudaError> {
+        self.make_current()?;
+        // SAFETY: these take nothing and do nothing without a profiler.
+        unsafe { if on { sys::cuProfilerStart() } else { sys::cuProfilerStop() } }.result().named("cuProfilerStart")
+    }
+
     /// `bytes` of zeros.
     pub fn zeros(&self, bytes: usize) -> Result<Memory, CudaError> {
         let memory = self.alloc(bytes)?;
@@ -361,6 +368,11 @@ pub struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
+    /// Its address, for kernels too: host and device share one address space.
+    pub(super) fn address(&self) -> u64 {
+        self.address as u64
+    }
+
     /// The first `count` elements.
     ///
     /// # Panics

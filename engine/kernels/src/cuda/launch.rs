@@ -53,7 +53,11 @@ impl Kernel {
     ///
     /// # Errors
     /// What the driver says.
+    ///
+    /// # Panics
+    /// If the kernel was compiled with a parameter of another size.
     pub unsafe fn launch<P: Params>(&self, shape: Launch, params: &P) -> Result<(), CudaError> {
+        assert_eq!(size_of::<P>(), self.parameter, "{} mirrors the kernel's parameter", std::any::type_name::<P>());
         // SAFETY: an attribute of zeros is valid; the fields used are set below.
         let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
         let mut count = 0;

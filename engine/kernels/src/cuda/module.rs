@@ -54,6 +54,8 @@ impl Modules {
 pub struct Kernel {
     pub(super) function: sys::CUfunction,
     pub(super) device: Device,
+    /// Bytes of its one parameter.
+    pub(super) parameter: usize,
 }
 
 // SAFETY: a function handle may be used from any thread; modules are never unloaded.
@@ -72,6 +74,11 @@ impl Device {
         // SAFETY: the module is loaded.
         let function = unsafe { result::module::get_function(module, c_name) };
         let function = function.named("cuModuleGetFunction").map_err(|error| failed(error.to_string()))?;
+        let (mut offset, mut parameter) = (0, 0);
+        // SAFETY: the function is loaded; both places are ours.
+        unsafe { sys::cuFuncGetParamInfo(function, 0, &mut offset, &mut parameter) }
+            .result()
+            .named("cuFuncGetParamInfo")?;
         if shared > self.properties().shared_per_block {
             return Err(failed(format!(
                 "needs {shared} bytes of shared memory; a block of this device has {}",
@@ -84,7 +91,7 @@ impl Device {
             unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
                 .named("cuFuncSetAttribute")?;
         }
-        Ok(Kernel { function, device: self.clone() })
+        Ok(Kernel { function, device: self.clone(), parameter })
     }
 }
 

@@ -34,7 +34,9 @@ pub(super) fn compile(
 fn options((major, minor): (u32, u32)) -> Vec<String> {
     // These have instructions of their own, which the suffix unlocks.
     let suffix = if matches!((major, minor), (9, 0) | (12, 0 | 1)) { "a" } else { "" };
-    vec![format!("--gpu-architecture=sm_{major}{minor}{suffix}"), "-std=c++17".into(), "--fmad=false".into()]
+    let architecture = format!("--gpu-architecture=sm_{major}{minor}{suffix}");
+    // Functions without a mark (constexpr helpers) are for the device: there is no host side here.
+    [&architecture, "-std=c++17", "--fmad=false", "-default-device"].map(str::to_owned).to_vec()
 }
 
 fn cache_folder() -> Option<PathBuf> {
@@ -148,6 +150,38 @@ mod tests {
         for (i, one) in names.iter().enumerate() {
             assert!(names[i + 1..].iter().all(|other| other != one));
         }
+    }
+
+    /// The sources are written for nvcc and for NVRTC: each is compiled here for one of the architectures, in turn.
+    /// `tests/run` provides the library; it needs no GPU.
+    #[test]
+    fn kernels_compile_where_they_first_run() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
+        let mut sources = Vec::new();
+        let mut headers = Vec::new();
+        for entry in fs::read_dir(folder).unwrap().flatten() {
+            let name = entry.file_name().into_string().unwrap();
+            match name.rsplit_once('.') {
+                Some((stem, "cu")) => sources.push((stem.to_owned(), fs::read_to_string(entry.path()).unwrap())),
+                Some((_, "cuh")) => headers.push((name.clone(), fs::read_to_string(entry.path()).unwrap())),
+                _ => {}
+            }
+        }
+        sources.sort();
+        let headers: Vec<(&str, &str)> = headers.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+        let targets = [(9, 0), (12, 1), (8, 0), (12, 0)];
+        std::thread::scope(|scope| {
+            for half in 0..2 {
+                let (sources, headers) = (&sources, &headers);
+                scope.spawn(move || {
+                    for (index, (name, source)) in sources.iter().enumerate().filter(|(index, _)| index % 2 == half) {
+                        let options = options(targets[index / 2 % 4]);
+                        let binary = build(name, source, headers, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
+                        assert!(binary.starts_with(b"\x7fELF"), "{name}");
+                    }
+                });
+            }
+        });
     }
 
     #[test]

@@ -6,9 +6,10 @@ use super::launch::{Launch, Params};
 use super::module::Kernel;
 use super::packed_bytes;
 use super::step::StepArgs;
+use super::weights::PackedLinear;
 
 /// Rows that are worth a thread block each in a norm; more are worked on in groups of eight.
-const NORM_ROWS: usize = 64;
+const NORM_ROWS: usize = 512;
 /// The widest row that one thread block normalises.
 const NORM_WIDTH: usize = 16 * 1024;
 
@@ -22,6 +23,7 @@ pub struct RowKernels {
     pack: Kernel,
     unpack: Kernel,
     to_f32: Kernel,
+    gather: Kernel,
     multiprocessors: u32,
 }
 
@@ -43,6 +45,18 @@ pub struct Norm {
     pub eps: f32,
     /// Whether the weight is an offset from one.
     pub unit_offset: bool,
+}
+
+/// Which rows a norm has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum NormRows {
+    /// All rows of the step.
+    Step = 0,
+    /// The rows whose logits are wanted, out of all.
+    Gather = 1,
+    /// Rows that have been gathered before.
+    Logits = 2,
 }
 
 /// Where the gates of an attention output stand in the rows of a projection.
@@ -78,7 +92,7 @@ struct RmsNormArgs {
     out: u64,
     width: u32,
     groups: u32,
-    gather: u32,
+    which: u32,
     unit_offset: u32,
     eps: f32,
 }
@@ -117,8 +131,19 @@ struct PackArgs {
     groups: u32,
 }
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct GatherArgs {
+    step: StepArgs,
+    x: u64,
+    out: u64,
+    width: u32,
+}
+
 // SAFETY: each mirrors the structure of the same name in its `.cu` file, addresses first.
 unsafe impl Params for EmbedArgs {}
+// SAFETY: as above.
+unsafe impl Params for GatherArgs {}
 // SAFETY: as above.
 unsafe impl Params for RmsNormArgs {}
 // SAFETY: as above.
@@ -149,23 +174,30 @@ impl RowKernels {
             pack: device.kernel("convert", "pack_rows", 0)?,
             unpack: device.kernel("convert", "unpack_rows", 0)?,
             to_f32: device.kernel("convert", "bf16_rows_to_f32", 0)?,
+            gather: device.kernel("convert", "gather_rows", 0)?,
             multiprocessors: device.properties().multiprocessors,
         })
     }
 
-    /// Rows of `table` (bf16 `[vocabulary, width]`) for the step's tokens, to row-major `out`.
+    /// Rows of `table` (a plain BF16 weight with a row a token) for the step's tokens, to row-major `out`.
+    ///
+    /// # Errors
+    /// If the table is not BF16 rows of `width` columns.
     ///
     /// # Panics
     /// If `out` is too small.
-    pub fn embed(&self, room: &StepRoom, table: &Memory, out: &Memory, width: usize) -> Result<(), CudaError> {
+    pub fn embed(&self, room: &StepRoom, table: &PackedLinear, out: &Memory, width: usize) -> Result<(), CudaError> {
         holds("embedding", out, 2 * room.rows * width);
-        let args = EmbedArgs { step: room.step, table: table.address(), out: out.address(), width: width as u32 };
-        let threads = (width.div_ceil(8) as u32).next_multiple_of(32).clamp(32, 1024);
+        if !table.is_table() || table.k() != width {
+            return Err(CudaError::Unsupported(format!("an embedding of width {width} that is not a BF16 table")));
+        }
+        let args = EmbedArgs { step: room.step, table: table.address(0), out: out.address(), width: width as u32 };
+        let threads = (width.div_ceil(4) as u32).next_multiple_of(32).clamp(32, 1024);
         // SAFETY: `out` holds the rows; tokens were checked against the vocabulary by the caller.
         unsafe { self.embed.launch(Launch::new((room.rows as u32, 1, 1), threads), &args) }
     }
 
-    /// RMS norm of row-major `x` to packed `out`. With `gather` the output has the step's logit rows, else all rows.
+    /// RMS norm of row-major `x` to packed `out`. Which rows it has is told by `which`.
     ///
     /// # Panics
     /// If a buffer is too small.
@@ -178,10 +210,11 @@ impl RowKernels {
         out: &Memory,
         width: usize,
         norm: Norm,
-        gather: bool,
+        which: NormRows,
     ) -> Result<(), CudaError> {
-        let rows = if gather { room.logit_rows } else { room.rows };
-        holds("norm input", x, 2 * room.rows * width);
+        let rows = if which == NormRows::Step { room.rows } else { room.logit_rows };
+        let source = if which == NormRows::Logits { room.logit_rows } else { room.rows };
+        holds("norm input", x, 2 * source * width);
         holds("norm weight", weight, 4 * width);
         holds("norm output", out, packed_bytes(rows, width));
         let args = RmsNormArgs {
@@ -191,7 +224,7 @@ impl RowKernels {
             out: out.address(),
             width: width as u32,
             groups: groups(rows),
-            gather: gather.into(),
+            which: which as u32,
             unit_offset: norm.unit_offset.into(),
             eps: norm.eps,
         };
@@ -244,6 +277,18 @@ impl RowKernels {
         };
         // SAFETY: the buffers hold what the kernel reads and writes.
         unsafe { self.gate_output.launch(blocks_and_groups(width, room.rows), &args) }
+    }
+
+    /// Rows of row-major `x` whose logits are wanted, to row-major `out`.
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    pub fn gather(&self, room: &StepRoom, x: &Memory, out: &Memory, width: usize) -> Result<(), CudaError> {
+        holds("rows", x, 2 * room.rows * width);
+        holds("gathered rows", out, 2 * room.logit_rows * width);
+        let args = GatherArgs { step: room.step, x: x.address(), out: out.address(), width: width as u32 };
+        // SAFETY: the buffers hold what the kernel reads and writes.
+        unsafe { self.gather.launch(Launch::new((room.logit_rows as u32, 1, 1), 256), &args) }
     }
 
     /// Row-major `x` to packed `out`.

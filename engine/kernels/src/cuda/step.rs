@@ -49,7 +49,7 @@ unsafe impl Plain for DeviceSegment {}
 unsafe impl Plain for Tile {}
 
 /// What kernels are given: device addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct StepArgs {
     tokens: u64,
@@ -61,6 +61,18 @@ pub struct StepArgs {
     tiles: u64,
     tables: u64,
     counts: u64,
+}
+
+impl StepArgs {
+    /// Address of the number of rows.
+    pub(super) fn row_count(&self) -> u64 {
+        self.counts
+    }
+
+    /// Address of the number of rows whose logits are wanted.
+    pub(super) fn logit_row_count(&self) -> u64 {
+        self.counts + 8
+    }
 }
 
 /// The arrays of one step, on the host.
@@ -144,6 +156,11 @@ impl StepArena {
             max_rows,
             max_tables,
         })
+    }
+
+    /// Rows of the largest step.
+    pub fn max_rows(&self) -> usize {
+        self.max_rows
     }
 
     /// Addresses for steps of up to `capacity` rows.

@@ -1,10 +1,12 @@
 //! Attention: any chunks, pages, neighbours, threads and instruction set give the reference's bits.
 
 use super::{Random, assert_bits, chunks, each_isa, pools, reference, rounded};
-use crate::{AttentionArgs, KvDtype, KvLayer, KvSegment, PAGE, Pool, QkvLayout, attention, rope_and_store};
+use crate::kv::KvElement;
+use crate::{AttentionArgs, KvDtype, KvLayer, KvScales, KvSegment, PAGE, Pool, QkvLayout, attention, rope_and_store};
 
 struct Case {
     dtype: KvDtype,
+    scales: KvScales,
     tokens: usize,
     heads: usize,
     kv_heads: usize,
@@ -44,18 +46,22 @@ impl Case {
         let (layout, ld) = (self.layout(), self.ld());
         let mut out = vec![0.0; self.tokens * self.width()];
         for kv_head in 0..self.kv_heads {
-            let part = |offset: usize, dim: usize| {
+            let part = |offset: usize, dim: usize, scale: f32| {
                 let row = |t: usize| &qkv[t * ld + offset + kv_head * dim..][..dim];
-                (0..self.tokens).map(|t| rounded(row(t), self.dtype == KvDtype::Bf16)).collect::<Vec<_>>()
+                (0..self.tokens).map(|t| stored(self.dtype, row(t), scale)).collect::<Vec<_>>()
             };
-            let (keys, values) = (part(layout.k_offset, self.head_dim), part(layout.v_offset, self.v_dim));
+            let keys = part(layout.k_offset, self.head_dim, self.scales.k);
+            let values = part(layout.v_offset, self.v_dim, self.scales.v);
             let group = self.heads / self.kv_heads;
             for head in kv_head * group..(kv_head + 1) * group {
                 for t in 0..self.tokens {
                     let q = &qkv[t * ld + layout.q_offset + head * layout.q_head_stride..][..self.head_dim];
                     let history = reference::History { keys: &keys[..=t], values: &values[..=t] };
                     let AttentionArgs { scale, window, softcap } = self.args;
-                    let row = reference::attend(q, &history, scale, window, softcap, sinks.map(|sinks| sinks[head]));
+                    let scale = scale * self.scales.k;
+                    let mut row =
+                        reference::attend(q, &history, scale, window, softcap, sinks.map(|sinks| sinks[head]));
+                    row.iter_mut().for_each(|value| *value *= self.scales.v);
                     out[t * self.width() + head * self.v_dim..][..self.v_dim]
                         .copy_from_slice(&rounded(&row, self.round));
                 }
@@ -65,10 +71,22 @@ impl Case {
     }
 }
 
+/// The numbers that a cache holds of some values.
+pub(super) fn stored(dtype: KvDtype, values: &[f32], scale: f32) -> Vec<f32> {
+    match dtype {
+        KvDtype::F32 => values.to_vec(),
+        KvDtype::Bf16 => rounded(values, true),
+        KvDtype::Fp8 => {
+            values.iter().map(|value| <u8 as KvElement>::from_f32(value * (1.0 / scale)).to_f32()).collect()
+        }
+    }
+}
+
 fn cases() -> Vec<Case> {
     let plain = AttentionArgs { scale: 0.31, window: None, softcap: None };
     let base = Case {
         dtype: KvDtype::F32,
+        scales: KvScales::default(),
         tokens: 150,
         heads: 2,
         kv_heads: 1,
@@ -89,6 +107,14 @@ fn cases() -> Vec<Case> {
             ..base
         },
         Case { dtype: KvDtype::Bf16, args: AttentionArgs { window: Some(1), ..plain }, head_dim: 4, v_dim: 64, ..base },
+        Case { dtype: KvDtype::Fp8, heads: 6, kv_heads: 2, head_dim: 20, v_dim: 36, round: true, sinks: true, ..base },
+        Case {
+            dtype: KvDtype::Fp8,
+            scales: KvScales { k: 0.03, v: 0.7 },
+            tokens: 600,
+            args: AttentionArgs { window: Some(530), ..plain },
+            ..base
+        },
     ]
 }
 
@@ -155,7 +181,7 @@ fn every_chunking_and_page_order_gives_the_reference() {
 
 /// A cache whose pages hold NaN from an earlier tenant.
 fn dirty_cache(case: &Case, pages: usize, pool: &Pool) -> KvLayer {
-    let mut cache = KvLayer::new(case.dtype, pages, case.kv_heads, case.head_dim, case.v_dim);
+    let mut cache = KvLayer::new(case.dtype, pages, case.kv_heads, case.head_dim, case.v_dim).with_scales(case.scales);
     let table: Vec<u32> = (0..pages as u32).collect();
     let rows = pages * PAGE;
     let mut qkv = vec![f32::NAN; rows * case.ld()];

@@ -1,9 +1,11 @@
 //! Causal convolution: one sequence in any chunks, beside others, is one result.
 
 use super::{Random, assert_bits, chunks, each_isa, pools, reference, rounded};
-use crate::{ConvRing, ConvSegment, causal_conv};
+use crate::{ConvCache, ConvSegment, causal_conv};
 
 const TOKENS: usize = 200;
+/// Anchors of two sequences at the multiples of 64.
+const ANCHORS: [[u32; 4]; 2] = [[0, 4, 1, 5], [0, 2, 6, 3]];
 
 struct Case {
     channels: usize,
@@ -12,6 +14,10 @@ struct Case {
     bias: bool,
     silu: bool,
     round: bool,
+}
+
+fn segment(first_row: usize, rows: std::ops::Range<usize>, slot: u32, anchors: &[u32]) -> ConvSegment<'_> {
+    ConvSegment { first_row, rows: rows.len(), start: rows.start, slot, anchors: &anchors[rows.start / 64..] }
 }
 
 #[test]
@@ -45,7 +51,7 @@ fn every_chunking_gives_the_reference() {
         });
         each_isa(|isa| {
             for (pool, kind) in pools.iter().zip([1, 7, 64, 0]) {
-                let mut ring = ConvRing::new(5, capacity, channels);
+                let mut cache = ConvCache::new(5, capacity, 7, taps, channels);
                 // Two sequences in one call, the second three steps behind, in slots that are not neighbours.
                 let mut steps = chunks(TOKENS, kind, &mut random);
                 let lag = vec![0..0; 3];
@@ -55,10 +61,7 @@ fn every_chunking_gives_the_reference() {
                     let rows = a.len() + b.len();
                     let mut step_x = x[0][a.start * ldx..a.end * ldx].to_vec();
                     step_x.extend(&x[1][b.start * ldx..b.end * ldx]);
-                    let segments = [
-                        ConvSegment { first_row: 0, rows: a.len(), start: a.start, slot: 3 },
-                        ConvSegment { first_row: a.len(), rows: b.len(), start: b.start, slot: 1 },
-                    ];
+                    let segments = [segment(0, a.clone(), 3, &ANCHORS[0]), segment(a.len(), b.clone(), 1, &ANCHORS[1])];
                     let mut out = vec![0.0; rows * ldo];
                     causal_conv(
                         pool,
@@ -71,7 +74,7 @@ fn every_chunking_gives_the_reference() {
                         bias.as_deref(),
                         taps,
                         case.silu,
-                        &mut ring,
+                        &mut cache,
                         &mut out,
                         ldo,
                         case.round,
@@ -87,37 +90,70 @@ fn every_chunking_gives_the_reference() {
     }
 }
 
+/// One sequence of eight channels and four taps.
+struct Lone {
+    x: Vec<f32>,
+    weight: Vec<f32>,
+    cache: ConvCache,
+}
+
+impl Lone {
+    const CHANNELS: usize = 8;
+
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let (x, weight) = (random.values(TOKENS * Self::CHANNELS), random.values(4 * Self::CHANNELS));
+        // Rings hold more than taps − 1 inputs, so that the last rows may be taken back.
+        Self { x, weight, cache: ConvCache::new(3, 8, 7, 4, Self::CHANNELS) }
+    }
+
+    fn run(&mut self, rows: std::ops::Range<usize>, slot: u32, anchors: &[u32]) -> Vec<f32> {
+        let (pool, channels) = (&pools()[1], Self::CHANNELS);
+        let mut out = vec![0.0; rows.len() * channels];
+        let x = &self.x[rows.start * channels..];
+        let segments = [segment(0, rows, slot, anchors)];
+        let (weight, cache) = (&self.weight, &mut self.cache);
+        causal_conv(pool, x, channels, 0, &segments, channels, weight, None, 4, true, cache, &mut out, channels, false);
+        out
+    }
+}
+
 #[test]
 fn a_position_can_be_computed_again() {
-    let mut random = Random::new(31);
-    let pool = &pools()[1];
-    let (channels, taps) = (8, 4);
-    let (x, weight) = (random.values(20 * channels), random.values(channels * taps));
-    // The ring holds more than taps − 1 inputs, so the last rows may be taken back.
-    let mut ring = ConvRing::new(1, 8, channels);
-    let mut run = |start: usize, rows: usize| {
-        let mut out = vec![0.0; rows * channels];
-        let segment = ConvSegment { first_row: 0, rows, start, slot: 0 };
-        let x = &x[start * channels..];
-        causal_conv(
-            pool,
-            x,
-            channels,
-            0,
-            &[segment],
-            channels,
-            &weight,
-            None,
-            taps,
-            true,
-            &mut ring,
-            &mut out,
-            channels,
-            false,
-        );
-        out
-    };
-    let first = run(0, 12);
-    let again = run(9, 11);
-    assert_bits(&again[..3 * channels], &first[9 * channels..], "rows 9 to 12");
+    let mut lone = Lone::new(31);
+    let first = lone.run(0..66, 0, &ANCHORS[0]);
+    for start in [61, 62, 64, 65] {
+        // Also across an anchor, whose history is then written anew.
+        let again = lone.run(start..66, 0, &ANCHORS[0]);
+        assert_bits(&again, &first[start * Lone::CHANNELS..], "the rows before 66");
+    }
+}
+
+#[test]
+fn a_sequence_begins_anew_at_any_anchor_whatever_its_ring_holds() {
+    let mut lone = Lone::new(32);
+    let whole = lone.run(0..TOKENS, 0, &ANCHORS[0]);
+    for chunk in [1, 2, 3, 50, 200] {
+        for anchor in 0..4 {
+            let mut start = anchor * 64;
+            // Another sequence has left its inputs in the ring.
+            lone.run(0..30, 1, &ANCHORS[1]);
+            while start < TOKENS {
+                let end = TOKENS.min(start + chunk);
+                let rows = lone.run(start..end, 1, &ANCHORS[0]);
+                let expected = &whole[start * Lone::CHANNELS..end * Lone::CHANNELS];
+                assert_bits(&rows, expected, &format!("anchor {anchor}, chunks of {chunk}, from {start}"));
+                start = end;
+            }
+        }
+    }
+}
+
+#[test]
+fn of_neighbouring_anchors_in_one_slot_the_last_keeps_its_history() {
+    let mut lone = Lone::new(33);
+    let whole = lone.run(0..TOKENS, 0, &ANCHORS[0]);
+    lone.run(0..TOKENS, 2, &[0, 2, 2, 3]);
+    let rows = lone.run(128..TOKENS, 1, &[0, 0, 2, 6]);
+    assert_bits(&rows, &whole[128 * Lone::CHANNELS..], "from 128");
 }

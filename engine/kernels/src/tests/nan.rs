@@ -19,11 +19,11 @@ fn a_nan_key_spoils_every_later_row_and_no_earlier_one() {
     let args = AttentionArgs { scale: 1.0, window: None, softcap: None };
     let pages: Vec<u32> = (0..40).collect();
     // Alone in the last split, in the first tile, and inside a later one.
-    for bad in [512, 0, 100] {
+    for (bad, dtype) in [(512, KvDtype::F32), (0, KvDtype::Bf16), (100, KvDtype::F32), (100, KvDtype::Fp8)] {
         let mut qkv = vec![0.5; 600 * 12];
         qkv[bad * 12 + 4] = f32::NAN;
         each_isa(|isa| {
-            let mut cache = KvLayer::new(KvDtype::F32, 40, 1, 4, 4);
+            let mut cache = KvLayer::new(dtype, 40, 1, 4, 4);
             let segment = KvSegment { first_row: 0, rows: 600, start: 0, pages: &pages };
             rope_and_store(&pool, &mut qkv, 12, 600, &layout, None, None, &[segment], &mut cache, false);
             let mut out = vec![0.0; 600 * 4];

@@ -1,8 +1,9 @@
 //! Rotary positions and the write into the cache.
 
+use super::attention::stored as in_cache;
 use super::{Random, assert_bits, each_isa, pools, reference, rounded};
 use crate::kv::{KvElement, KvStore};
-use crate::{KvDtype, KvLayer, KvSegment, PAGE, QkNorm, QkvLayout, RopeArgs, rope_and_store};
+use crate::{KvDtype, KvLayer, KvScales, KvSegment, PAGE, QkNorm, QkvLayout, RopeArgs, rope_and_store};
 
 /// Key and value of a position as the cache returns them.
 fn stored(cache: &KvLayer, page: u32, head: usize, token: usize) -> (Vec<f32>, Vec<f32>) {
@@ -15,6 +16,7 @@ fn stored(cache: &KvLayer, page: u32, head: usize, token: usize) -> (Vec<f32>, V
     match &cache.store {
         KvStore::F32 { k, v } => read(cache, k, v, [page as usize, head, token]),
         KvStore::Bf16 { k, v } => read(cache, k, v, [page as usize, head, token]),
+        KvStore::Fp8 { k, v } => read(cache, k, v, [page as usize, head, token]),
     }
 }
 
@@ -48,7 +50,9 @@ fn heads_are_normed_rotated_and_stored() {
             positions[segment.first_row + row] = (segment.start + row) as u32;
         }
     }
-    for (case, dtype) in [KvDtype::F32, KvDtype::Bf16, KvDtype::F32, KvDtype::Bf16].into_iter().enumerate() {
+    let dtypes = [KvDtype::F32, KvDtype::Bf16, KvDtype::F32, KvDtype::Bf16, KvDtype::Fp8];
+    for (case, dtype) in dtypes.into_iter().enumerate() {
+        let scales = if dtype == KvDtype::Fp8 { KvScales { k: 0.02, v: 3.0 } } else { KvScales::default() };
         let norms = (case > 0).then_some(QkNorm { q: &qw, k: &kw, eps: 1e-6, unit_offset: case == 1 });
         let interleaved = case == 2;
         let (scaling, round) = (if case == 3 { 1.25 } else { 1.0 }, case >= 2);
@@ -75,7 +79,7 @@ fn heads_are_normed_rotated_and_stored() {
         }
         each_isa(|isa| {
             for pool in &pools {
-                let mut cache = KvLayer::new(dtype, 10, kv_heads, head_dim, v_dim);
+                let mut cache = KvLayer::new(dtype, 10, kv_heads, head_dim, v_dim).with_scales(scales);
                 let mut qkv = before.clone();
                 rope_and_store(pool, &mut qkv, ld, rows, &layout, norms, rope, &segments, &mut cache, round);
                 assert_bits(&qkv, &expected, &format!("case {case} on {isa}"));
@@ -86,10 +90,9 @@ fn heads_are_normed_rotated_and_stored() {
                             let page = segment.pages[position / PAGE];
                             let (key, value) = stored(&cache, page, head, position % PAGE);
                             let row = &expected[(segment.first_row + row) * ld..][..ld];
-                            let quantised = |values: &[f32]| rounded(values, dtype == KvDtype::Bf16);
                             let (k, v) = (layout.k_offset + head * head_dim, layout.v_offset + head * v_dim);
-                            assert_bits(&key, &quantised(&row[k..k + head_dim]), "key");
-                            assert_bits(&value, &quantised(&row[v..v + v_dim]), "value");
+                            assert_bits(&key, &in_cache(dtype, &row[k..k + head_dim], scales.k), "key");
+                            assert_bits(&value, &in_cache(dtype, &row[v..v + v_dim], scales.v), "value");
                         }
                     }
                 }
@@ -120,4 +123,30 @@ fn rotation_keeps_lengths_and_positions_matter() {
 fn sizes_are_what_pages_hold() {
     assert_eq!(KvLayer::new(KvDtype::F32, 3, 2, 8, 4).bytes(), 3 * 2 * 16 * (8 + 4) * 4);
     assert_eq!(KvLayer::new(KvDtype::Bf16, 3, 2, 8, 4).bytes(), 3 * 2 * 16 * (8 + 4) * 2);
+    assert_eq!(KvLayer::new(KvDtype::Fp8, 3, 2, 8, 4).bytes(), 3 * 2 * 16 * (8 + 4));
+}
+
+#[test]
+fn fp8_is_the_nearest_e4m3() {
+    let code = <u8 as KvElement>::from_f32;
+    let numbers: Vec<f32> = (0..0x7f_u8).map(KvElement::to_f32).collect();
+    for (byte, pair) in (0_u8..).zip(numbers.windows(2)) {
+        let middle = (pair[0] + pair[1]) / 2.0;
+        let even = byte + byte % 2;
+        for (value, expected) in [
+            (pair[0], byte),
+            (middle, even),
+            (f32::from_bits(middle.to_bits() - 1), byte),
+            (f32::from_bits(middle.to_bits() + 1), byte + 1),
+            (pair[1], byte + 1),
+        ] {
+            assert_eq!(code(value), expected, "{value}");
+            assert_eq!(code(-value), expected | 0x80, "-{value}");
+        }
+    }
+    for large in [449.0, 464.0, 480.0, 1e30, f32::INFINITY] {
+        assert_eq!((code(large), code(-large)), (0x7e, 0xfe), "{large}");
+    }
+    assert_eq!(code(f32::NAN) & 0x7f, 0x7f);
+    assert_eq!((code(f32::MIN_POSITIVE), code(-0.0)), (0, 0x80));
 }

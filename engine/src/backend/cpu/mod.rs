@@ -11,9 +11,9 @@ use crate::plan::{BufferId, Op, ParamId, Plan, QkvSpec, Rows, View};
 use crate::schedule::StepBatch;
 use crate::weights::RawParam;
 use atlas_kernels::{
-    AttentionArgs, ConvRing, ConvSegment, DeltaArgs, DeltaSegment, DeltaState, GateLayout, KvDtype, KvLayer, KvSegment,
-    LinearPart, Pool, QkNorm, QkvLayout, RopeArgs, attention, causal_conv, gated_delta, gated_rms_norm, linear,
-    rms_norm, rope_and_store, sigmoid_mul, silu_mul,
+    AttentionArgs, ConvCache, ConvSegment, DeltaArgs, DeltaSegment, DeltaState, GateLayout, KvDtype, KvLayer,
+    KvSegment, LinearPart, Pool, QkNorm, QkvLayout, RopeArgs, attention, causal_conv, gated_delta, gated_rms_norm,
+    linear, rms_norm, rope_and_store, sigmoid_mul, silu_mul,
 };
 use weights::Weights;
 pub use weights::pack;
@@ -40,7 +40,7 @@ pub struct CpuBackend {
     buffers: Vec<Vec<f32>>,
     kv: Vec<KvLayer>,
     states: Vec<DeltaState>,
-    rings: Vec<ConvRing>,
+    convs: Vec<ConvCache>,
 }
 
 impl CpuBackend {
@@ -48,19 +48,22 @@ impl CpuBackend {
     pub fn new(plan: Plan, options: CpuOptions) -> Self {
         let sizes = options.sizes;
         let kv = (plan.kv_layers.iter())
-            .map(|layer| KvLayer::new(options.kv_dtype, sizes.pages, layer.kv_heads, layer.head_dim, layer.head_dim))
+            .map(|layer| {
+                let (heads, dim) = (layer.kv_heads, layer.head_dim);
+                KvLayer::new(options.kv_dtype, sizes.pages, heads, dim, dim).with_scales(layer.scales)
+            })
             .collect();
         let states = (plan.state_layers.iter())
             .map(|l| {
                 DeltaState::new(sizes.anchors + 1, sizes.open_pages, l.key_heads, l.value_heads, l.key_dim, l.value_dim)
             })
             .collect();
-        let rings = (plan.state_layers.iter())
-            .map(|layer| ConvRing::new(sizes.rings, sizes.ring_rows, layer.conv_channels))
+        let convs = (plan.state_layers.iter())
+            .map(|l| ConvCache::new(sizes.rings, sizes.ring_rows, sizes.anchors + 1, l.conv_taps, l.conv_channels))
             .collect();
         let buffers = plan.buffers.iter().map(|_| Vec::new()).collect();
         let weights = Weights::default();
-        Self { pool: Pool::new(options.threads), plan, weights, options, buffers, kv, states, rings }
+        Self { pool: Pool::new(options.threads), plan, weights, options, buffers, kv, states, convs }
     }
 
     fn run(&mut self, index: usize, batch: &StepBatch) {
@@ -156,15 +159,21 @@ impl CpuBackend {
                 silu_mul(pool, source, gate_up.width, rows, out.width, target, out.width, round);
             }
             Op::CausalConv { x, channels, weight, taps, layer, out } => {
-                let segments: Vec<ConvSegment> = (batch.segments.iter())
-                    .map(|s| ConvSegment { first_row: s.first_row, rows: s.rows, start: s.start, slot: s.tables.ring })
+                let segments: Vec<ConvSegment<'_>> = (batch.segments.iter())
+                    .map(|s| ConvSegment {
+                        first_row: s.first_row,
+                        rows: s.rows,
+                        start: s.start,
+                        slot: s.tables.ring,
+                        anchors: &s.tables.anchors,
+                    })
                     .collect();
-                let ring = &mut self.rings[*layer];
+                let cache = &mut self.convs[*layer];
                 let (source, target) = pair(&mut self.buffers, *x, *out);
                 let weight = vector(weight);
                 causal_conv(
-                    pool, source, x.width, 0, &segments, *channels, weight, None, *taps, true, ring, target, out.width,
-                    round,
+                    pool, source, x.width, 0, &segments, *channels, weight, None, *taps, true, cache, target,
+                    out.width, round,
                 );
             }
             Op::GatedDelta { qkv, ab, a_offset, b_offset, a_log, dt_bias, layer, out } => {
@@ -272,6 +281,10 @@ impl Backend for CpuBackend {
         Ok(StepOutput::of_logits(&self.buffers[self.plan.logits.buffer.0], self.plan.logits.width))
     }
 
+    fn resumes_at_anchors(&self) -> bool {
+        true
+    }
+
     fn weight_bytes(&self) -> u64 {
         self.weights.bytes()
     }
@@ -279,8 +292,8 @@ impl Backend for CpuBackend {
     fn cache_bytes(&self) -> u64 {
         let kv: usize = self.kv.iter().map(KvLayer::bytes).sum();
         let states: usize = self.states.iter().map(DeltaState::bytes).sum();
-        let rings: usize = self.rings.iter().map(ConvRing::bytes).sum();
-        (kv + states + rings) as u64
+        let convs: usize = self.convs.iter().map(ConvCache::bytes).sum();
+        (kv + states + convs) as u64
     }
 }
 

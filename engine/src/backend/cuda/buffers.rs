@@ -68,8 +68,4 @@ impl Buffers {
             None => panic!("buffer {} has no {layout:?}", buffer.0),
         }
     }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.memory.iter().flatten().flatten().map(|memory| memory.bytes() as u64).sum()
-    }
 }

@@ -13,6 +13,8 @@ pub(super) struct Shape {
     pub(super) logit_rows: usize,
     /// Room for segments of at most [`FEW_ROWS`] rows.
     pub(super) few: usize,
+    /// Rows of such a segment at most.
+    pub(super) few_rows: usize,
     /// Tiles of longer segments; none in a graph.
     pub(super) tiles: usize,
     /// Tokens of the longest context.
@@ -24,14 +26,23 @@ impl Shape {
     pub(super) fn of(batch: &StepBatch) -> Self {
         let context = batch.segments.iter().map(|s| s.start + s.rows).max().unwrap_or(0);
         let few = batch.segments.iter().filter(|segment| segment.rows <= FEW_ROWS).count();
+        let most = batch.segments.iter().map(|s| s.rows).filter(|rows| *rows <= FEW_ROWS).max().unwrap_or(1);
+        let few_rows = if most <= 1 { 1 } else { FEW_ROWS };
         if few == batch.segments.len() {
             let rows = bucket(batch.rows());
             // Every row of such a step may want logits; whether it does is no part of the shape.
-            return Self { rows, logit_rows: rows, few: rows, tiles: 0, context: context.next_power_of_two().max(256) };
+            return Self {
+                rows,
+                logit_rows: rows,
+                few: bucket(few),
+                few_rows,
+                tiles: 0,
+                context: context.next_power_of_two().max(256),
+            };
         }
         let tiles = batch.segments.iter().filter(|s| s.rows > FEW_ROWS).map(|s| s.rows.div_ceil(64)).sum();
         let logit_rows = batch.logit_rows.len().next_multiple_of(8);
-        Self { rows: batch.rows().next_multiple_of(8), logit_rows, few, tiles, context }
+        Self { rows: batch.rows().next_multiple_of(8), logit_rows, few, few_rows, tiles, context }
     }
 
     /// Whether its launches may be captured: no tiles.
@@ -65,11 +76,8 @@ pub(super) fn fill(rows: &mut StepRows, batch: &StepBatch) {
             rows.tables.extend_from_slice(entries);
             at
         };
-        let (pages, anchors, open_pages) = (
-            place(&tables.pages[..pages.min(tables.pages.len())]),
-            place(&tables.anchors),
-            place(&tables.open_pages),
-        );
+        let (pages, anchors, open_pages) =
+            (place(&tables.pages[..pages.min(tables.pages.len())]), place(&tables.anchors), place(&tables.open_pages));
         rows.push_segment(DeviceSegment {
             first_row: segment.first_row as u32,
             rows: segment.rows as u32,
@@ -107,7 +115,9 @@ mod tests {
         let mut distinct = shapes.clone();
         distinct.dedup();
         assert!(distinct.len() <= 12, "{}", distinct.len());
-        assert_eq!(Shape::of(&batch(&[1, 4])), Shape::of(&batch(&[8])), "a verify group counts its rows");
+        let (group, wider) = (Shape::of(&batch(&[1, 4])), Shape::of(&batch(&[3, 5])));
+        assert_eq!(group, wider, "verify groups share shapes");
+        assert_eq!((group.rows, group.few, group.few_rows), (8, 2, FEW_ROWS));
     }
 
     #[test]

@@ -116,8 +116,10 @@ impl Schedule {
                 }
             }
             launches.push(launch);
-            let last = &plan.ops[ops.end - 1].op;
-            layouts[last.out().buffer.0] = Some(written(last));
+            let outputs = if let Launch::DeltaNet(_) = launch { ops.clone() } else { ops.end - 1..ops.end };
+            for op in outputs {
+                layouts[plan.ops[op].op.out().buffer.0] = Some(written(&plan.ops[op].op));
+            }
             index = ops.end;
         }
         Ok(Self { launches })
@@ -140,8 +142,9 @@ impl Schedule {
                             }
                         }
                     }
-                    let last = &plan.ops[ops.end - 1].op;
-                    need(last.out().buffer, written(last));
+                    // Tiles of a gated delta net pass through its inner buffers.
+                    let outputs = if let Launch::DeltaNet(_) = launch { ops } else { ops.end - 1..ops.end };
+                    outputs.for_each(|op| need(plan.ops[op].op.out().buffer, written(&plan.ops[op].op)));
                 }
             }
         }
@@ -199,4 +202,75 @@ fn is_dead(plan: &Plan, buffer: BufferId, from: usize) -> bool {
         }
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks;
+    use crate::config::hf;
+    use crate::weights::ModelFiles;
+    use std::path::Path;
+
+    fn golden(case: &str) -> Plan {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens").join(case);
+        blocks::lower(&hf::load_spec(&ModelFiles::folder(&folder).unwrap()).unwrap())
+    }
+
+    fn count(schedule: &Schedule, kind: impl Fn(&Launch) -> bool) -> usize {
+        schedule.launches.iter().filter(|launch| kind(launch)).count()
+    }
+
+    #[test]
+    fn a_models_operations_are_fused_and_nothing_is_converted() {
+        // Six layers, of which two attend.
+        let plan = golden("qwen3_5");
+        let schedule = Schedule::new(&plan).unwrap();
+        assert_eq!(count(&schedule, |launch| matches!(launch, Launch::Convert { .. })), 0);
+        assert_eq!(count(&schedule, |launch| matches!(launch, Launch::LinearSilu(_))), 6);
+        assert_eq!(count(&schedule, |launch| matches!(launch, Launch::DeltaNet(_))), 4);
+        assert_eq!(count(&schedule, |launch| matches!(launch, Launch::GatedAttention(_))), 2);
+        assert_eq!(count(&schedule, |launch| matches!(launch, Launch::GatherNorm(_))), 1);
+        let covered: usize = schedule.launches.iter().map(|launch| launch.ops().len()).sum();
+        assert_eq!(covered, plan.ops.len(), "every operation once");
+    }
+
+    #[test]
+    fn an_intermediate_that_is_read_again_is_written() {
+        let mut plan = golden("llama");
+        let silu = plan.ops.iter().position(|planned| matches!(planned.op, Op::SiluMul { .. })).unwrap();
+        let Op::SiluMul { gate_up, .. } = plan.ops[silu].op else { unreachable!() };
+        let mut again = plan.ops[silu + 1].clone();
+        again.op = Op::GatherLogitRows { x: gate_up, out: plan.final_hidden };
+        plan.ops.insert(silu + 1, again);
+        let schedule = Schedule::new(&plan).unwrap();
+        assert!(schedule.launches.contains(&Launch::Single(silu)));
+        assert!(!schedule.launches.contains(&Launch::LinearSilu(silu - 1)));
+    }
+
+    #[test]
+    fn layouts_that_differ_are_converted_once() {
+        let mut plan = golden("llama");
+        // The first projection reads the residual stream itself.
+        let residual = plan.residual;
+        let Some(planned) = plan.ops.iter_mut().find(|planned| matches!(planned.op, Op::Linear { .. })) else {
+            panic!()
+        };
+        let Op::Linear { x, .. } = &mut planned.op else { unreachable!() };
+        *x = residual;
+        let schedule = Schedule::new(&plan).unwrap();
+        let converted: Vec<_> =
+            schedule.launches.iter().filter(|launch| matches!(launch, Launch::Convert { .. })).collect();
+        // To packed for the projection, and back for the one that adds to it.
+        assert_eq!(converted.len(), 2);
+        assert_eq!(schedule.layouts(&plan)[residual.buffer.0], [true, true]);
+    }
+
+    #[test]
+    fn reading_what_nobody_wrote_is_an_error() {
+        let mut plan = golden("llama");
+        plan.ops.remove(0);
+        let error = Schedule::new(&plan).unwrap_err().to_string();
+        assert!(error.contains("layers.0"), "{error}");
+    }
 }

@@ -12,7 +12,7 @@ use llguidance::{Matcher, ParserFactory};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use toktrie::InferenceCapabilities;
+use toktrie::{InferenceCapabilities, SimpleVob};
 
 /// Grammars that are remembered, and bytes of their texts together.
 const REMEMBERED: usize = 32;
@@ -39,8 +39,9 @@ struct Tools {
 
 /// A grammar ready to be followed by any number of outputs.
 pub struct CompiledGrammar {
-    /// Before the first token.
+    /// Before the first token, and the mask for that.
     initial: Matcher,
+    first_mask: SimpleVob,
     threads: MaskThreads,
 }
 
@@ -48,6 +49,10 @@ impl CompiledGrammar {
     /// A parser of its own for one output, with its own budget for lexer states.
     pub(super) fn matcher(&self) -> Matcher {
         self.initial.deep_clone()
+    }
+
+    pub(super) fn first_mask(&self) -> &SimpleVob {
+        &self.first_mask
     }
 
     pub(super) fn threads(&self) -> &MaskThreads {
@@ -116,7 +121,8 @@ impl GrammarCompiler {
             let alone = TopLevelGrammar::from_grammar(part.clone());
             begun(&tools.factory, alone).map_err(|error| error.labelled(label))?;
         }
-        Ok(CompiledGrammar { initial: begun(&tools.factory, source.top_level())?, threads: tools.threads.clone() })
+        let (initial, first_mask) = begun(&tools.factory, source.top_level())?;
+        Ok(CompiledGrammar { initial, first_mask, threads: tools.threads.clone() })
     }
 
     fn tools(&self) -> Result<Tools, GrammarError> {
@@ -130,25 +136,25 @@ impl GrammarCompiler {
     }
 }
 
-/// A parser before the first token. What cannot even begin, or only with too much work or memory, is an error now and
+/// A parser before the first token, and its mask. What cannot even begin, or only with too much work or memory, is an error now and
 /// not after the prompt.
-fn begun(factory: &ParserFactory, source: TopLevelGrammar) -> Result<Matcher, GrammarError> {
+fn begun(factory: &ParserFactory, source: TopLevelGrammar) -> Result<(Matcher, SimpleVob), GrammarError> {
     let mut parser = factory.create_parser(source).map_err(|error| GrammarError::Invalid(GrammarError::text(error)))?;
     parser.start_without_prompt();
     let mut matcher = Matcher::new(Ok(parser.clone()));
-    match mask_of(&mut matcher) {
+    let mask = match mask_of(&mut matcher) {
         Err(GrammarError::Stuck(error)) if error == NO_BEGINNING => {
             return Err(GrammarError::Invalid("no text fits the grammar".into()));
         }
         Err(GrammarError::Stuck(error) | GrammarError::Invalid(error)) => return Err(GrammarError::Invalid(error)),
-        Ok(_) => {}
-    }
+        Ok(mask) => mask,
+    };
     let bytes = parser.parser.lexer_stats().num_bytes;
     if bytes > MAX_TABLE_BYTES {
         let (needed, most) = (bytes >> 20, MAX_TABLE_BYTES >> 20);
         return Err(GrammarError::Invalid(format!("it needs {needed} MiB of tables; at most {most} are allowed")));
     }
-    Ok(matcher)
+    Ok((matcher, mask))
 }
 
 impl fmt::Debug for GrammarCompiler {

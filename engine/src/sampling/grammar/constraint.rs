@@ -4,7 +4,7 @@ use super::masks::{Mask, Turn, mask_of};
 use super::{CompiledGrammar, GrammarError};
 use llguidance::Matcher;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use toktrie::SimpleVob;
 
 /// Follows the tokens of one output and says which may come next.
@@ -15,14 +15,14 @@ pub struct Constraint {
     grammar: Arc<CompiledGrammar>,
     accepted: Vec<u32>,
     state: State,
-    sender: Sender<(Box<Matcher>, Mask)>,
-    receiver: Receiver<(Box<Matcher>, Mask)>,
     complete: bool,
 }
 
 enum State {
+    /// Before the first token: the grammar has its mask.
+    Fresh,
     /// A thread has the parser.
-    Away,
+    Away(Receiver<(Box<Matcher>, Mask)>),
     Here(Box<Matcher>, Mask),
     Lost(GrammarError),
 }
@@ -30,37 +30,27 @@ enum State {
 impl Constraint {
     /// Before the first token of an output.
     pub fn new(grammar: &Arc<CompiledGrammar>) -> Self {
-        let (sender, receiver) = channel();
-        let mut this = Self {
-            grammar: grammar.clone(),
-            accepted: Vec::new(),
-            state: State::Away,
-            sender,
-            receiver,
-            complete: false,
-        };
-        this.send(Box::new(grammar.matcher()));
-        this
-    }
-
-    fn send(&mut self, matcher: Box<Matcher>) {
-        self.state = State::Away;
-        self.grammar.threads().send(Turn { matcher, done: self.sender.clone() });
+        Self { grammar: grammar.clone(), accepted: Vec::new(), state: State::Fresh, complete: false }
     }
 
     /// Waits for the parser and its mask.
     fn settle(&mut self) -> Result<(&mut Matcher, &Mask), GrammarError> {
-        if matches!(self.state, State::Away) {
-            self.state = match self.receiver.recv() {
-                Ok((matcher, mask)) => State::Here(matcher, mask),
-                // Not while this holds a sender.
-                Err(_) => State::Lost(GrammarError::Stuck("its thread has ended".into())),
-            };
+        match &self.state {
+            State::Fresh => {
+                self.state = State::Here(Box::new(self.grammar.matcher()), Ok(self.grammar.first_mask().clone()));
+            }
+            State::Away(parser) => {
+                self.state = match parser.recv() {
+                    Ok((matcher, mask)) => State::Here(matcher, mask),
+                    Err(_) => State::Lost(GrammarError::Stuck("its mask was not computed".into())),
+                };
+            }
+            State::Here(..) | State::Lost(_) => {}
         }
         match &mut self.state {
             State::Here(matcher, mask) => Ok((matcher, mask)),
             State::Lost(error) => Err(error.clone()),
-            State::Away => Err(GrammarError::Stuck("its parser is lost".into())),
+            State::Fresh | State::Away(_) => Err(GrammarError::Stuck("its parser is lost".into())),
         }
     }
 
@@ -69,7 +59,10 @@ impl Constraint {
     /// # Errors
     /// When nothing may come next, or the grammar has grown too complex to tell.
     pub(crate) fn apply(&mut self, logits: &mut [f32]) -> Result<(), GrammarError> {
-        forbid(self.settle()?.1.as_ref().map_err(Clone::clone)?, logits);
+        match &self.state {
+            State::Fresh => forbid(self.grammar.first_mask(), logits),
+            _ => forbid(self.settle()?.1.as_ref().map_err(Clone::clone)?, logits),
+        }
         Ok(())
     }
 
@@ -99,14 +92,16 @@ impl Constraint {
         if self.complete || self.settle().is_err() {
             return;
         }
-        let State::Here(mut matcher, mask) = std::mem::replace(&mut self.state, State::Away) else { return };
+        let State::Here(mut matcher, mask) = std::mem::replace(&mut self.state, State::Fresh) else { return };
         if let Err(error) = matcher.consume_token(token) {
             self.state = State::Lost(GrammarError::Stuck(GrammarError::text(error)));
         } else if matcher.is_stopped() {
             self.complete = true;
             self.state = State::Here(matcher, mask);
         } else {
-            self.send(matcher);
+            let (done, parser) = channel();
+            self.state = State::Away(parser);
+            self.grammar.threads().send(Turn { matcher, done });
         }
     }
 
@@ -114,7 +109,7 @@ impl Constraint {
     pub(crate) fn error(&self) -> Option<&GrammarError> {
         match &self.state {
             State::Lost(error) | State::Here(_, Err(error)) => Some(error),
-            State::Here(_, Ok(_)) | State::Away => None,
+            State::Here(_, Ok(_)) | State::Fresh | State::Away(_) => None,
         }
     }
 

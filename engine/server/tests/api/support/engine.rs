@@ -153,6 +153,10 @@ impl EngineCore for ScriptedEngine {
             prompt_tokens: 100,
             generation_tokens: 50,
             steps: self.steps.load(Ordering::Relaxed),
+            step_sequences: 70,
+            preemptions: 2,
+            cached_pages: 11,
+            checkpoints: 5,
             cancelled: self.cancelled() as u64,
         }
     }

@@ -1,0 +1,3 @@
+//! Crash points.
+
+fn main() {}
