@@ -96,7 +96,9 @@ pub enum HubError {
         problem: String,
     },
     /// The hub asks for a pause that is too long.
-    #[error("the hub allows no more requests for {seconds} s (HTTP 429); try again later, or set HF_TOKEN for a higher limit")]
+    #[error(
+        "the hub allows no more requests for {seconds} s (HTTP 429); try again later, or set HF_TOKEN for a higher limit"
+    )]
     RateLimited {
         /// Its `Retry-After`.
         seconds: u64,

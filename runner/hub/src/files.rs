@@ -147,7 +147,10 @@ mod tests {
         }
         let both = ["consolidated.safetensors", "model.safetensors", "sub/x.safetensors"];
         assert_eq!(unindexed_weights(both.into_iter()), ["model.safetensors"]);
-        assert_eq!(unindexed_weights(["a.safetensors", "b.safetensors"].into_iter()), ["a.safetensors", "b.safetensors"]);
+        assert_eq!(
+            unindexed_weights(["a.safetensors", "b.safetensors"].into_iter()),
+            ["a.safetensors", "b.safetensors"]
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What the cache holds, whether it is whole, and what of it can go.
 
-use crate::cache::{Cache, OURS};
+use crate::cache::Cache;
 use crate::digest::{Digest, hash_file};
 use crate::disk::TEMPORARY;
 use crate::error::HubError;
@@ -125,7 +125,8 @@ impl Cache {
             Err(error) => return Err(HubError::io(&self.root)(error)),
         };
         let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        let mut repos: Vec<RepoId> = folders.filter_map(|entry| RepoId::from_folder(entry.file_name().to_str()?)).collect();
+        let mut repos: Vec<RepoId> =
+            folders.filter_map(|entry| RepoId::from_folder(entry.file_name().to_str()?)).collect();
         repos.sort();
         Ok(repos)
     }
@@ -164,7 +165,8 @@ impl Cache {
     fn is_verified(&self, repo: &RepoId, commit: &str, snapshot: &Path) -> bool {
         self.manifest(repo, commit).load().is_some_and(|manifest| {
             let same = |file: &crate::manifest::ManifestFile| {
-                crate::manifest::facts(&snapshot.join(&file.path)).is_ok_and(|facts| facts == (file.size, file.modified))
+                crate::manifest::facts(&snapshot.join(&file.path))
+                    .is_ok_and(|facts| facts == (file.size, file.modified))
             };
             manifest.files.iter().all(same)
         })
@@ -223,9 +225,14 @@ impl Cache {
         let leaving = self.targets(repo, |commit| going.contains(commit))?;
         for commit in &going {
             let snapshot = folder.join("snapshots").join(commit);
-            let copies = walk(&snapshot)?.into_iter().filter(|file| file.facts.is_file()).map(|file| file.facts.len()).sum();
-            let manifest = folder.join(OURS).join(format!("{commit}.json"));
+            let copies =
+                walk(&snapshot)?.into_iter().filter(|file| file.facts.is_file()).map(|file| file.facts.len()).sum();
+            let manifest = self.workshop(repo).join(format!("{commit}.json"));
             found.push(self.item(repo, PruneReason::Detached, vec![manifest, snapshot], copies, None));
+        }
+        let dropped = walk(&self.workshop(repo))?.into_iter().filter(|file| file.name().starts_with(TEMPORARY));
+        for file in dropped.filter(|file| is_settled(&file.facts)) {
+            found.push(self.item(repo, PruneReason::Unfinished, vec![file.path], file.facts.len(), None));
         }
         for blob in &blobs {
             let name = blob.name();
@@ -234,7 +241,9 @@ impl Cache {
                 (true, _, _) => PruneReason::Unfinished,
                 (false, true, _) => continue,
                 (false, false, true) => PruneReason::Detached,
-                (false, false, false) if is_settled(&blob.facts) && Digest::parse(name).is_some() => PruneReason::Unreferenced,
+                (false, false, false) if is_settled(&blob.facts) && Digest::parse(name).is_some() => {
+                    PruneReason::Unreferenced
+                }
                 (false, false, false) => continue,
             };
             // Of a sparse file only what is on the disk becomes free.
@@ -244,7 +253,14 @@ impl Cache {
         Ok(found)
     }
 
-    fn item(&self, repo: &RepoId, reason: PruneReason, paths: Vec<PathBuf>, bytes: u64, lock: Option<PathBuf>) -> Prunable {
+    fn item(
+        &self,
+        repo: &RepoId,
+        reason: PruneReason,
+        paths: Vec<PathBuf>,
+        bytes: u64,
+        lock: Option<PathBuf>,
+    ) -> Prunable {
         Prunable { repo: repo.clone(), paths, bytes, reason, locks: lock.into_iter().collect() }
     }
 
@@ -294,7 +310,8 @@ impl Cache {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(HubError::io(&folder)(error)),
         };
-        let mut commits: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let mut commits: Vec<String> =
+            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
         commits.retain(|commit| is_commit(commit));
         commits.sort();
         Ok(commits)

@@ -57,7 +57,9 @@ impl Listing {
         let reply = client.send(Method::GET, &url, None, false).await?;
         let body = client.body(reply.response, client.config.limits.listing).await?;
         if body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'<') {
-            return Err(Fault::transient("a page of HTML instead of a reply of the hub's API (a proxy, or a login page)"));
+            return Err(Fault::transient(
+                "a page of HTML instead of a reply of the hub's API (a proxy, or a login page)",
+            ));
         }
         let listing = Self::parse(&body, client.config.limits.listed_files).map_err(Fault::transient)?;
         if revision.is_commit() && listing.commit != revision.as_str() {
@@ -68,7 +70,8 @@ impl Listing {
 
     /// Keeps the files that a model may need; each must have a size, a digest and a path of its own.
     fn parse(body: &[u8], limit: usize) -> Result<Self, String> {
-        let reply: Reply = serde_json::from_slice(body).map_err(|error| format!("not a reply of the hub's API: {error}"))?;
+        let reply: Reply =
+            serde_json::from_slice(body).map_err(|error| format!("not a reply of the hub's API: {error}"))?;
         if !is_commit(&reply.sha) {
             return Err(format!("`{}` is not a commit", reply.sha.escape_debug()));
         }
@@ -82,7 +85,9 @@ impl Listing {
                 continue;
             }
             let (digest, size) = match (sibling.lfs, sibling.blob_id) {
-                (Some(lfs), _) => (Digest::parse(&lfs.sha256).filter(|d| matches!(d, Digest::Sha256(_))), Some(lfs.size)),
+                (Some(lfs), _) => {
+                    (Digest::parse(&lfs.sha256).filter(|d| matches!(d, Digest::Sha256(_))), Some(lfs.size))
+                }
                 (None, id) => (id.and_then(|id| Digest::parse(&id)), sibling.size),
             };
             let (Some(digest), Some(size)) = (digest, size) else {
@@ -122,7 +127,8 @@ impl Listing {
         if names.is_empty() {
             return Err("it has no safetensors weights".to_owned());
         }
-        let find = |name: &str| self.get(name).cloned().ok_or_else(|| format!("its index names `{name}`, which it lacks"));
+        let find =
+            |name: &str| self.get(name).cloned().ok_or_else(|| format!("its index names `{name}`, which it lacks"));
         names.into_iter().map(find).collect()
     }
 }
@@ -147,7 +153,10 @@ mod tests {
                {{"rfilename":"../../model.safetensors","size":3,"blobId":"{SHA}"}}"#
         ))
         .unwrap();
-        assert_eq!(listing.files().map(|file| file.path.as_str()).collect::<Vec<_>>(), ["config.json", "model.safetensors"]);
+        assert_eq!(
+            listing.files().map(|file| file.path.as_str()).collect::<Vec<_>>(),
+            ["config.json", "model.safetensors"]
+        );
         assert_eq!(listing.get("config.json").unwrap().digest, Digest::GitSha1(SHA.to_owned()));
         assert_eq!(listing.weights(None).unwrap()[0].digest, Digest::Sha256(oid));
         assert!(listing.weights(Some(&["x.safetensors".to_owned()])).unwrap_err().contains("x.safetensors"));
@@ -159,10 +168,7 @@ mod tests {
         for (siblings, problem) in [
             (r#"{"rfilename":"config.json"}"#.to_owned(), "no size"),
             (r#"{"rfilename":"config.json","size":3,"blobId":"../../x"}"#.to_owned(), "no digest"),
-            (
-                format!(r#"{{"rfilename":"config.json","lfs":{{"sha256":"{SHA}","size":3}}}}"#),
-                "no size or no digest",
-            ),
+            (format!(r#"{{"rfilename":"config.json","lfs":{{"sha256":"{SHA}","size":3}}}}"#), "no size or no digest"),
             (format!("{},{}", file("config.json"), file("config.json")), "twice"),
             (vec![file("a"); 5].join(","), "more than"),
             (r#"{"rfilename":"config.json","size":-1,"blobId":"x"}"#.to_owned(), "not a reply"),

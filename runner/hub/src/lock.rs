@@ -44,8 +44,10 @@ impl Lock {
             if let Some(lock) = Self::try_take(path)? {
                 return Ok(lock);
             }
-            let sizes: Vec<Option<u64>> =
-                watch.iter().map(|path| std::fs::metadata(path).ok().map(|facts| facts.len() + facts.blocks())).collect();
+            let sizes: Vec<Option<u64>> = watch
+                .iter()
+                .map(|path| std::fs::metadata(path).ok().map(|facts| facts.len() + facts.blocks()))
+                .collect();
             if seen.as_ref() != Some(&sizes) {
                 if seen.is_none() {
                     observer.event(Event::Waiting { file: what });

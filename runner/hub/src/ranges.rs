@@ -49,7 +49,9 @@ impl Ranges {
         holes
             .flat_map(|(start, end)| {
                 let count = end.saturating_sub(start).div_ceil(piece);
-                (0..count).map(move |index| start + index * piece).map(move |start| start..end.min(start.saturating_add(piece)))
+                (0..count)
+                    .map(move |index| start + index * piece)
+                    .map(move |start| start..end.min(start.saturating_add(piece)))
             })
             .collect()
     }

@@ -186,7 +186,11 @@ impl Transfer<'_> {
         let end = check_range(reply.response.headers(), rest, self.file.size)?;
         // A server may send less than it was asked for, then the rest is asked for; but not in crumbs.
         if end < rest.end && end - rest.start < self.limits().buffer as u64 {
-            return Err(Fault::transient(format!("asked for {} bytes, offered {}", rest.end - rest.start, end - rest.start)));
+            return Err(Fault::transient(format!(
+                "asked for {} bytes, offered {}",
+                rest.end - rest.start,
+                end - rest.start
+            )));
         }
         let mut coming = rest.start..end;
         let received = self.receive(reply.response, &mut coming, 0).await;
@@ -254,7 +258,8 @@ impl Transfer<'_> {
     /// The hub says with every reply which file it is about. Another one is refused before its bytes are read.
     fn check_identity(&self, reply: &Reply) -> Result<(), Fault> {
         let own = header(&reply.first, ETAG.as_str()).filter(|_| reply.direct);
-        let etag = header(&reply.first, "x-linked-etag").or(own).map(|etag| etag.trim_start_matches("W/").trim_matches('"'));
+        let etag =
+            header(&reply.first, "x-linked-etag").or(own).map(|etag| etag.trim_start_matches("W/").trim_matches('"'));
         let other = etag.and_then(Digest::parse).filter(|digest| {
             // An ETag of another kind says nothing.
             std::mem::discriminant(digest) == std::mem::discriminant(&self.file.digest) && *digest != self.file.digest
@@ -264,7 +269,10 @@ impl Transfer<'_> {
         }
         let size = header(&reply.first, "x-linked-size").and_then(|size| size.parse::<u64>().ok());
         if let Some(size) = size.filter(|size| *size != self.file.size) {
-            return Err(Fault::transient(format!("the hub offers a file of {size} bytes instead of {}", self.file.size)));
+            return Err(Fault::transient(format!(
+                "the hub offers a file of {size} bytes instead of {}",
+                self.file.size
+            )));
         }
         match header(&reply.first, "x-repo-commit") {
             Some(commit) if commit != self.commit => Err(Fault::transient(format!("the hub offers commit {commit}"))),
@@ -300,9 +308,7 @@ fn check_range(headers: &HeaderMap, asked: &Range<u64>, size: u64) -> Result<u64
         Some((start.parse::<u64>().ok()?, last.parse::<u64>().ok()?.checked_add(1)?, total))
     })();
     match parsed {
-        Some((start, end, total))
-            if start == asked.start && end > start && end <= asked.end && total == size =>
-        {
+        Some((start, end, total)) if start == asked.start && end > start && end <= asked.end && total == size => {
             check_length(headers, end - start).map(|()| end)
         }
         _ => Err(Fault::transient(format!(

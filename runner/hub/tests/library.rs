@@ -168,10 +168,18 @@ async fn r14_two_fetches_at_once_share_one_download() {
     let outcomes = futures_util::future::join_all(hubs.iter().map(fetch)).await;
     let fetched: usize = outcomes.into_iter().map(|outcome| outcome.unwrap().fetched).sum();
     check_cache(cache.path(), &repo, true, "shared");
-    let bodies: Vec<String> =
-        server.seen().into_iter().filter(|seen| seen.method == "GET").map(|seen| format!("{}{:?}", seen.target, seen.range)).collect();
+    let bodies: Vec<String> = server
+        .seen()
+        .into_iter()
+        .filter(|seen| seen.method == "GET")
+        .map(|seen| format!("{}{:?}", seen.target, seen.range))
+        .collect();
     let files = bodies.iter().filter(|target| !target.contains("/api/")).collect::<std::collections::BTreeSet<_>>();
-    assert_eq!(files.len(), bodies.iter().filter(|target| !target.contains("/api/")).count(), "no range was asked for twice");
+    assert_eq!(
+        files.len(),
+        bodies.iter().filter(|target| !target.contains("/api/")).count(),
+        "no range was asked for twice"
+    );
     assert!(fetched >= repo.wanted.len());
 }
 

@@ -124,7 +124,8 @@ impl VerifyArgs {
         let mut models = Vec::new();
         for repo in chosen(cache, &self.models)? {
             let found = cache.verify_repo(&repo, &progress)?;
-            let problem = |(path, problem): (PathBuf, String)| CacheProblem { path: path.display().to_string(), problem };
+            let problem =
+                |(path, problem): (PathBuf, String)| CacheProblem { path: path.display().to_string(), problem };
             models.push(VerifiedModel {
                 model: repo.to_string(),
                 files: found.files as u64,
@@ -147,7 +148,9 @@ impl VerifyArgs {
         }
         match whole {
             true => Ok(()),
-            false => Err(CliError::Failed("the cache is not whole; `atlas pull MODEL` fetches damaged files again".to_owned())),
+            false => Err(CliError::Failed(
+                "the cache is not whole; `atlas pull MODEL` fetches damaged files again".to_owned(),
+            )),
         }
     }
 }

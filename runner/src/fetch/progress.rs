@@ -39,15 +39,8 @@ impl FetchProgress {
     /// Shows nothing when `quiet`.
     pub(crate) fn new(quiet: bool) -> Self {
         let now = Instant::now();
-        let state = State {
-            files: HashMap::new(),
-            total: None,
-            planned: 0,
-            received: 0,
-            retries: 0,
-            told: now,
-            begun: now,
-        };
+        let state =
+            State { files: HashMap::new(), total: None, planned: 0, received: 0, retries: 0, told: now, begun: now };
         let bars = (!quiet && std::io::stderr().is_terminal()).then(MultiProgress::new);
         Self { quiet, bars, state: Mutex::new(state) }
     }

@@ -46,8 +46,11 @@ fn weights(home: &Home, repo: &Repo) -> PathBuf {
 fn a_recipe_fetches_its_model_once_and_runs_offline_from_then_on() {
     let home = Home::new();
     let (repo, recipe) = (tiny(), home.path().join("tiny.yaml"));
-    std::fs::write(&recipe, format!("recipe_version: \"2\"\nmodel: {MODEL}\nruntime: atlas\ndefaults: {{max_seq_len: 512}}\n"))
-        .unwrap();
+    std::fs::write(
+        &recipe,
+        format!("recipe_version: \"2\"\nmodel: {MODEL}\nruntime: atlas\ndefaults: {{max_seq_len: 512}}\n"),
+    )
+    .unwrap();
     let recipe = recipe.to_str().unwrap();
     let server = HubServer::start(repo.clone());
     let args = ["run", recipe, "--port", "0", "--detach", "--json"];
@@ -87,10 +90,15 @@ fn gated_and_missing_models_say_what_to_do() {
     let home = Home::new();
     let repo = tiny();
     let server = HubServer::start(repo.clone());
-    let gated = |path: &str| Fault { behaviour: Behaviour::Gated, path: path.to_owned(), times: u32::MAX, after: 0, at: 0 };
+    let gated =
+        |path: &str| Fault { behaviour: Behaviour::Gated, path: path.to_owned(), times: u32::MAX, after: 0, at: 0 };
     server.set_fault(Some(gated("config.json")));
     let (code, _, stderr) = run(&home, &server, &["pull", MODEL]);
-    assert_eq!((code, stderr.contains(&format!("open {}/org/tiny in a browser", server.endpoint()))), (4, true), "{stderr}");
+    assert_eq!(
+        (code, stderr.contains(&format!("open {}/org/tiny in a browser", server.endpoint()))),
+        (4, true),
+        "{stderr}"
+    );
     server.set_fault(None);
     let (code, _, stderr) = run(&home, &server, &["pull", "org/other"]);
     assert_eq!((code, stderr.contains("has no model org/other")), (4, true), "{stderr}");

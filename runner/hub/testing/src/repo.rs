@@ -98,7 +98,9 @@ impl Repo {
             0 => vec!["model.safetensors".to_owned()],
             _ => (0..=shards).map(|index| format!("model-{index}.safetensors")).collect(),
         };
-        for name in names.iter().map(String::as_str).chain(["tokenizer.json", "pytorch_model.bin", "original/x.safetensors"]) {
+        for name in
+            names.iter().map(String::as_str).chain(["tokenizer.json", "pytorch_model.bin", "original/x.safetensors"])
+        {
             // Empty files and files of one byte are files too.
             let length = if random.below(12) == 0 { random.below(2) } else { random.below(largest) };
             files.insert(name.to_owned(), File::new(random.bytes(length as usize), true));
