@@ -21,8 +21,9 @@ constexpr int kBlock = 64;
 
 // ---- Dependent launches ----
 
-/// Waits until everything before this kernel is complete and visible. Every thread of every kernel calls it before it
-/// reads or writes anything but weights, on every path: a kernel that never waits breaks the chain.
+/// Waits until everything before this kernel is complete and visible. Every thread of every kernel calls it, on every
+/// path: a kernel that never waits breaks the chain. Before it a kernel may read only what no kernel of the same step
+/// writes: weights, the step's arrays (copied before its first kernel), and cached rows of earlier steps.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
