@@ -65,7 +65,7 @@ fn pressure_hits_and_preemptions_change_no_token() {
             let stats = engine.stats();
             assert_eq!(stats.preemptions > 0, kv_tokens < 512, "{what}: {stats:?}");
             assert_eq!(stats.cached_pages > 0, prefix_caching, "{what}: {stats:?}");
-            assert!(stats.step_sequences as f64 / stats.steps as f64 > 1.5, "{what}: {stats:?}");
+            assert!(stats.step_sequences as f64 / stats.steps as f64 > 1.2, "{what}: {stats:?}");
             engine.shutdown(Instant::now());
         }
     }
