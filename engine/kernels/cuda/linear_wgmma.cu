@@ -85,7 +85,7 @@ struct Tile {
         stage = 2 * kXBytes * p.stage_pairs + unit_bytes * kTileUnits;
     }
 
-    /// The stages of `pairs` pairs: pairs of all but the last. Memory is slow at reading scattered small pieces.
+    /// The stages of `pairs` pairs: pairs of all but the last. A bulk copy costs its thread the same at any size.
     __device__ u32 stage_length(u32 pairs) const {
         const u32 stages = (pairs + p.stage_pairs - 1) / p.stage_pairs;
         return stages == 0 ? 1 : (pairs + stages - 1) / stages;
