@@ -146,9 +146,8 @@ impl Cache {
                 .filter_map(|path| std::fs::metadata(path).ok())
                 .map(|facts| ((facts.dev(), facts.ino()), facts.len()))
                 .collect();
-            let problem = Revision::parse(&commit).and_then(|revision| {
-                Ok(self.look(repo, &revision).err().map(|problem| problem.replace("is not whole in the cache: ", "")))
-            })?;
+            let problem = self.look(repo, &Revision::parse(&commit)?).err();
+            let problem = problem.map(|problem| problem.replace("is not whole in the cache: ", ""));
             let verified = problem.is_none() && self.is_verified(repo, &commit, &snapshot);
             revisions.push(RevisionEntry {
                 names: names.iter().filter(|(_, means)| **means == commit).map(|(name, _)| name.clone()).collect(),

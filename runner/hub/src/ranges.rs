@@ -18,7 +18,7 @@ impl Ranges {
         let new = touched.iter().all(|known| known.end <= range.start || known.start >= range.end);
         let start = touched.first().map_or(range.start, |known| known.start.min(range.start));
         let end = touched.last().map_or(range.end, |known| known.end.max(range.end));
-        self.0.splice(first..last, [start..end]);
+        self.0.splice(first..last, std::iter::once(start..end));
         new
     }
 
@@ -88,7 +88,7 @@ mod tests {
             }
             assert_eq!(ranges.prefix(), bitmap.iter().take_while(|there| **there).count() as u64);
             assert_eq!(ranges.total(), bitmap.iter().filter(|there| **there).count() as u64);
-            let mut gaps = vec![false; 40];
+            let mut gaps = [false; 40];
             let piece = [1, 3, u64::MAX][random(3) as usize];
             for gap in ranges.gaps(40, piece) {
                 assert!(!gap.is_empty() && gap.end - gap.start <= piece);

@@ -1,7 +1,5 @@
 //! Two hundred seeded faults: whatever a hub does, no wrong byte is used and every fetch ends by itself.
 
-#![expect(clippy::unwrap_used, reason = "what is unexpected fails the test")]
-
 use atlas_hub_testing::{Behaviour, run_seed};
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -346,14 +346,12 @@ impl Shared {
         let content = file.content.clone();
         let total = content.len();
         let part = request.range.clone().unwrap_or(0..total);
-        if part.start >= part.end || part.end > total {
-            if !(part.is_empty() && request.range.is_none()) {
-                return send(stream, &Reply::status("416 Range Not Satisfiable"), false, &self.stop);
-            }
+        if request.range.is_some() && (part.is_empty() || part.end > total) {
+            return send(stream, &Reply::status("416 Range Not Satisfiable"), false, &self.stop);
         }
         let mut reply =
             Reply { status: "200 OK", headers, length: Some(part.len()), body: content, part, ending: Ending::Whole };
-        let mut content_range = request.range.is_some().then(|| (reply.part.start, reply.part.end, total));
+        let mut content_range = request.range.is_some().then_some((reply.part.start, reply.part.end, total));
         if request.range.is_some() {
             reply.status = "206 Partial Content";
         }
