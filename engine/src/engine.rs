@@ -4,6 +4,7 @@
 //! Dropping a [`GenerateStream`] cancels its request within one step.
 
 use crate::sampling::SamplingParams;
+use crate::sampling::grammar::CompiledGrammar;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ pub struct GenerateRequest {
     pub max_tokens: usize,
     /// How the next token is chosen.
     pub sampling: SamplingParams,
+    /// What the output is held to. The generation ends with [`FinishReason::Stop`] when it is complete.
+    pub grammar: Option<Arc<CompiledGrammar>>,
     /// Token ids that end the generation (the end-of-sequence ids unless they are to be ignored).
     pub stop_tokens: Vec<u32>,
     /// With `Some(n)`, each [`TokenEvent`] carries its log-probability and those of the `n` likeliest tokens.
@@ -52,7 +55,8 @@ pub struct TokenEvent {
 /// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop token was generated. (It is reported as a token event first; the consumer leaves it out of the text.)
+    /// A stop token was generated. (It is reported as a token event first; the consumer leaves it out of the text.) Or
+    /// the grammar's text is complete.
     Stop,
     /// `max_tokens` or the context length was reached.
     Length,

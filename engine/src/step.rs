@@ -31,18 +31,16 @@ pub(crate) fn step(scheduler: &mut Scheduler, backend: &mut dyn Backend) -> Resu
         let index = share.index;
         let own;
         (own, rows) = rows.split_at(share.want.count(share.rows).min(rows.len()));
-        if advance(scheduler, share, own, &mut counts).is_err() {
-            ended.push((index, true));
-        } else if scheduler.running[index].generation.ended().is_some() {
-            ended.push((index, false));
+        match advance(scheduler, share, own, &mut counts) {
+            Err(error) => ended.push((index, Err(scheduler.running[index].generation.sampler.explain(error)))),
+            Ok(()) => ended.extend(scheduler.running[index].generation.ended().map(|reason| (index, Ok(reason)))),
         }
     }
-    ended.sort_unstable();
-    for (index, failed) in ended.into_iter().rev() {
-        let reason = scheduler.running[index].generation.ended();
-        match reason.filter(|_| !failed) {
-            Some(reason) => scheduler.remove(index).finish(reason),
-            None => scheduler.discard(index).fail("the model computed logits that are not numbers"),
+    ended.sort_unstable_by_key(|(index, _)| *index);
+    for (index, outcome) in ended.into_iter().rev() {
+        match outcome {
+            Ok(reason) => scheduler.remove(index).finish(reason),
+            Err(message) => scheduler.discard(index).fail(&message),
         }
     }
     Ok(counts)

@@ -154,6 +154,7 @@ impl Synthetic {
             prompt: (0..shape.prompt).map(|i| (i * 7 + stream * 13 + 1) % self.spec.vocab as u32).collect(),
             max_tokens: shape.decode as usize,
             sampling: SamplingParams::default(),
+            grammar: None,
             stop_tokens: Vec::new(),
             logprobs: None,
             prompt_logprobs: None,

@@ -9,6 +9,7 @@ use atlas_engine::backend::{ActivationDtype, DeviceKind, cuda};
 use atlas_engine::cache::PAGE;
 use atlas_engine::config::generation::GenerationConfig;
 use atlas_engine::config::hf;
+use atlas_engine::errors::EngineError;
 use atlas_engine::explain::explain;
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::schedule::Policy;
@@ -49,14 +50,18 @@ pub(crate) fn start(model: &ModelSource, options: &ServeOptions) -> Result<Serve
     let (tokenizer, template) = text(&files, options)?;
     let (tools, reasoning) = formats(template.as_ref().map_or("", |(source, _)| source), options)?;
     let template = template.map(|(_, template)| template);
-    let sized = size(&files, options)?;
-    let mut shown = Instant::now();
-    let loaded = Model::load(&files, &sized.load, |read, total| {
-        if shown.elapsed() >= PROGRESS {
-            tracing::info!(percent = read * 100 / total.max(1), "reading weights");
-            shown = Instant::now();
+    let mut sized = size(&files, options)?;
+    let loaded = match load(&files, &sized.load) {
+        // `auto` means a GPU that can: one that lacks a format or an operation is passed over, visibly.
+        Err(EngineError::Unsupported(reason))
+            if options.device == Device::Auto && sized.load.device != DeviceKind::Cpu =>
+        {
+            tracing::warn!("the GPU is not used: {reason}");
+            sized = size(&files, &ServeOptions { device: Device::Cpu, ..options.clone() })?;
+            load(&files, &sized.load)?
         }
-    })?;
+        loaded => loaded?,
+    };
     loaded.spec.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let limits = EngineOptions {
         max_queue: options.max_queue as usize,
@@ -73,6 +78,17 @@ pub(crate) fn start(model: &ModelSource, options: &ServeOptions) -> Result<Serve
     let engine = worker::start(loaded, limits)
         .map_err(|error| CliError::Failed(format!("the engine's thread cannot be started: {error}")))?;
     Ok(ServedModel::new(engine, tokenizer, template, tools, reasoning))
+}
+
+/// Loads a model and logs progress.
+fn load(files: &ModelFiles, options: &LoadOptions) -> Result<Model, EngineError> {
+    let mut shown = Instant::now();
+    Model::load(files, options, |read, total| {
+        if shown.elapsed() >= PROGRESS {
+            tracing::info!(percent = read * 100 / total.max(1), "reading weights");
+            shown = Instant::now();
+        }
+    })
 }
 
 /// What the checkpoint's `generation_config.json` suggests.
@@ -252,10 +268,14 @@ fn usable_memory(device: DeviceKind, fraction: f64) -> Result<u64, CliError> {
     }
 }
 
-/// The device that an option means on this machine.
-fn device(option: Device) -> Result<DeviceKind, CliError> {
-    match (option, cuda::available()) {
+/// The device that the options mean on this machine. GPUs do not compute in f32, so whoever asks for that and leaves the
+/// device open means the CPU.
+fn device(options: &ServeOptions) -> Result<DeviceKind, CliError> {
+    let exact =
+        options.activation_dtype == options::ActivationDtype::F32 || options.kv_cache_dtype.keys == KvOption::F32;
+    match (options.device, cuda::available()) {
         (Device::Cpu, _) | (Device::Auto, Err(_)) => Ok(DeviceKind::Cpu),
+        (Device::Auto, Ok(())) if exact => Ok(DeviceKind::Cpu),
         (Device::Auto | Device::Cuda, Ok(())) => Ok(DeviceKind::Cuda(0)),
         (Device::Cuda, Err(error)) => Err(CliError::Refused(format!("device: `cuda` cannot be used: {error}"))),
     }
@@ -264,7 +284,7 @@ fn device(option: Device) -> Result<DeviceKind, CliError> {
 /// The engine's options, without regard to memory. What this build does not have is refused by name.
 fn load_options(options: &ServeOptions) -> Result<LoadOptions, CliError> {
     let plain = LoadOptions::default();
-    let device = device(options.device)?;
+    let device = device(options)?;
     let on_gpu = device != DeviceKind::Cpu;
     Ok(LoadOptions {
         device,

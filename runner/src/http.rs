@@ -36,8 +36,11 @@ impl Endpoint {
                 if base.starts_with("https://") { "https is not supported yet" } else { "it must start with http://" };
             return Err(CliError::Usage(format!("`{url}` is not a URL that atlas can use: {problem}")));
         }
+        atlas_hub::install_tls();
         let client = reqwest::Client::builder()
             .no_proxy()
+            // Plain http needs no certificates, and reading them takes a while.
+            .tls_certs_only([])
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(Duration::from_secs(5))
             .build()

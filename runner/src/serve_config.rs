@@ -4,7 +4,7 @@ use crate::errors::CliError;
 use atlas_engine::config::generation::GenerationConfig;
 use atlas_engine::sampling::SamplingParams;
 use atlas_schemas::serve_options::ServeOptions;
-use atlas_server::{ApiKey, ServerConfig};
+use atlas_server::{ApiKey, ServerConfig, ToolGrammar};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -32,6 +32,12 @@ pub(crate) fn server_config(
         seconds => Duration::from_secs(seconds.into()),
     };
     config.defaults.sampling = sampling(options, generation);
+    config.defaults.seed = options.default_seed;
+    config.tool_grammar = match options.disable_tool_grammar {
+        None => ToolGrammar::Auto,
+        Some(false) => ToolGrammar::Always,
+        Some(true) => ToolGrammar::Never,
+    };
     config.defaults.max_tokens = options.default_max_tokens.map(|tokens| tokens as usize);
     config.defaults.template_kwargs = options.default_chat_template_kwargs.clone();
     config.defaults.disable_thinking = options.disable_thinking;
@@ -54,6 +60,7 @@ fn sampling(options: &ServeOptions, generation: &GenerationConfig) -> SamplingPa
             0.0..=2.0,
             if greedy { 0.0 } else { 1.0 },
         ),
+        top_n_sigma: options.default_top_n_sigma as f32,
         top_k: options.default_top_k.or(generation.top_k).unwrap_or(0),
         top_p: number(options.default_top_p, generation.top_p, f64::MIN_POSITIVE..=1.0, 1.0),
         min_p: number(options.default_min_p, generation.min_p, 0.0..=1.0, 0.0),
@@ -110,9 +117,11 @@ mod tests {
     #[test]
     fn options_win_over_the_checkpoint_and_the_checkpoint_over_plain() {
         let generation = json!({ "temperature": 0.6, "top_k": 20, "top_p": 7.0 });
-        let options = ServeOptions { default_temperature: Some(0.2), ..ServeOptions::default() };
+        let options =
+            ServeOptions { default_temperature: Some(0.2), default_top_n_sigma: 1.5, ..ServeOptions::default() };
         let sampling = super::sampling(&options, &read(generation));
         assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.2, 20, 1.0));
+        assert_eq!(sampling.top_n_sigma, 1.5);
         assert_eq!(super::sampling(&ServeOptions::default(), &GenerationConfig::default()).temperature, 1.0);
         let greedy = json!({ "do_sample": false });
         assert_eq!(super::sampling(&ServeOptions::default(), &read(greedy)).temperature, 0.0);
@@ -139,7 +148,10 @@ mod tests {
             ServeOptions { require_auth: true, max_body_mb: 2, request_timeout: 0, ..ServeOptions::default() };
         assert_eq!(server_config(&options, &GenerationConfig::default(), "m").unwrap_err().exit_code(), 2);
         options.api_key = Some(Secret::new("k"));
+        options.default_seed = Some(9);
+        options.disable_tool_grammar = Some(true);
         let config = server_config(&options, &GenerationConfig::default(), "m").unwrap();
+        assert_eq!((config.defaults.seed, config.tool_grammar), (Some(9), ToolGrammar::Never));
         assert_eq!(
             (config.limits.max_body_bytes, config.request_timeout, config.model_name.as_str()),
             (2 << 20, NO_LIMIT, "m")

@@ -129,7 +129,12 @@ def check_tools(client, model):
 
     quiet = client.chat.completions.create(**fields, tool_choice="none").choices[0]
     assert quiet.message.tool_calls is None and quiet.finish_reason in ("stop", "length"), quiet
-    expect(openai.BadRequestError, "tool_choice", lambda: client.chat.completions.create(**fields, tool_choice="required"))
+    forced = client.chat.completions.create(**{**fields, "messages": HELLO}, tool_choice="required").choices[0]
+    assert forced.finish_reason == "tool_calls" and forced.message.tool_calls, forced
+    for call in forced.message.tool_calls:
+        assert isinstance(json.loads(call.function.arguments)["timezone_city"], str), call
+    missing = {"type": "function", "function": {"name": "no_such_tool"}}
+    expect(openai.BadRequestError, "tool_choice", lambda: client.chat.completions.create(**fields, tool_choice=missing))
 
 
 def check_reasoning(client, model):
@@ -186,8 +191,9 @@ def check_errors(client, model):
     image = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}]
     parts = [{"role": "user", "content": image}]
     expect(openai.BadRequestError, "messages[0].content[0].type", lambda: chat(model=model, messages=parts))
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-    expect(openai.BadRequestError, "response_format", lambda: chat(model=model, messages=HELLO, response_format=schema))
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
+    field = "response_format.json_schema.schema"
+    expect(openai.BadRequestError, field, lambda: chat(model=model, messages=HELLO, response_format=schema))
     length = client.models.retrieve(model).max_model_len
     long = [{"role": "user", "content": "word " * (2 * length)}]
     error = expect(openai.BadRequestError, "messages", lambda: chat(model=model, messages=long))

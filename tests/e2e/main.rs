@@ -6,4 +6,5 @@ mod clients;
 mod evaluations;
 mod gates;
 mod server;
+mod structured;
 mod truth;

@@ -104,6 +104,7 @@ fn requests() -> Vec<GenerateRequest> {
         prompt: (0..20 + 9 * index as u32).map(|i| 8 + (i * 41 + index as u32 * 97) % 480).collect(),
         max_tokens: 24,
         sampling: sampling.clone(),
+        grammar: None,
         stop_tokens: Vec::new(),
         logprobs: (index % 4 == 3).then_some(2),
         prompt_logprobs: (index % 5 == 4).then_some(1),

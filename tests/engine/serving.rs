@@ -37,6 +37,7 @@ pub(crate) fn request(seed: u32, len: usize, max_tokens: usize) -> GenerateReque
         prompt: (0..len as u32).map(|i| 8 + (i * 37 + seed * 101) % 480).collect(),
         max_tokens,
         sampling: SamplingParams::default(),
+        grammar: None,
         stop_tokens: Vec::new(),
         logprobs: None,
         prompt_logprobs: None,

@@ -25,11 +25,9 @@ __device__ void convolve_rows(const GatedDelta& p) {
     const u32 first = tile.row + blockIdx.z * kRows, end = min(s.rows, tile.row + kTileRows);
     if (channel >= channels || first >= end) return;
     const u16* projected = p.projected + u64(s.first_row) * p.stride + channel;
-    u16* ring = p.ring + u64(s.ring) * p.ring_rows * channels + channel;
     auto input = [&](int row) {
-        if (int(s.start) + row < 0) return Inputs<Channels>{};
-        return *reinterpret_cast<const Inputs<Channels>*>(row >= 0 ? projected + u64(row) * p.stride
-                                              : ring + u64((s.start + row) & (p.ring_rows - 1)) * channels);
+        const u16* from = row >= 0 ? projected + u64(row) * p.stride : earlier_row(p, s, row) + channel;
+        return *reinterpret_cast<const Inputs<Channels>*>(from);
     };
     // The last `taps` entries of a row's window are its inputs.
     const int absent = Taps - int(p.taps);
@@ -64,14 +62,22 @@ __device__ void convolve_rows(const GatedDelta& p) {
                 y.pairs[c] = to_bf16x2(fast_silu(low), fast_silu(high));
             }
             u16* to = p.convolved + u64(s.first_row + row + i) * channels + channel;
-            if (row + i < last) *reinterpret_cast<Inputs<Channels>*>(to) = y;
+            if (row + i >= last) continue;
+            *reinterpret_cast<Inputs<Channels>*>(to) = y;
+            u32 slot;
+            if (!ends_block(p, s, row + i, slot)) continue;
+#pragma unroll
+            for (int j = 1; j < Taps; j++) {
+                if (j <= absent) continue;
+                *reinterpret_cast<Inputs<Channels>*>(history_row(p, slot, Taps - j) + channel) = window[i + j];
+            }
         }
 #pragma unroll
         for (int j = 0; j + 1 < Taps; j++) window[j] = window[j + kTogether];
     }
     if (first > 0) return;
     for (u32 row = s.rows - min(s.rows, p.ring_rows); row < s.rows; row++) {
-        *reinterpret_cast<Inputs<Channels>*>(ring + u64((s.start + row) & (p.ring_rows - 1)) * channels) = input(int(row));
+        *reinterpret_cast<Inputs<Channels>*>(ring_row(p, s, row) + channel) = input(int(row));
     }
 }
 

@@ -21,8 +21,9 @@ constexpr int kBlock = 64;
 
 // ---- Dependent launches ----
 
-/// Waits until everything before this kernel is complete and visible. Every thread of every kernel calls it before it
-/// reads or writes anything but weights, on every path: a kernel that never waits breaks the chain.
+/// Waits until everything before this kernel is complete and visible. Every thread of every kernel calls it, on every
+/// path: a kernel that never waits breaks the chain. Before it a kernel may read only what no kernel of the same step
+/// writes: weights, the step's arrays (copied before its first kernel), and cached rows of earlier steps.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -87,6 +88,15 @@ __device__ inline float warp_max(float value) {
 }
 
 // ---- Functions that several operations use ----
+//
+// Through e^(−|x|), which never overflows: small results stay right.
 
-__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
+__device__ inline float sigmoid(float x) {
+    const float e = expf(-fabsf(x));
+    return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+
+__device__ inline float silu(float x) {
+    const float e = expf(-fabsf(x));
+    return (x < 0.0f ? x * e : x) / (1.0f + e);
+}

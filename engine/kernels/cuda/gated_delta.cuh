@@ -34,7 +34,8 @@ struct GatedDelta {
     const float* a_log;        // [v_heads]
     const float* dt_bias;      // [v_heads]
     const float* norm_weight;  // [v_dim]
-    u16* ring;                 // [slot][ring_rows][channels], position p at p % ring_rows
+    u16* ring;                 // [slot][ring_rows][channels]: inputs of the open block, position p at p % ring_rows
+    u16* history;              // [anchor][taps - 1][channels]: inputs before the anchor, ascending; slot 0 holds zeros
     float* anchors;            // [slot][v_heads][k_dim][v_dim]; slot 0 holds zeros
     float* open_k;             // [page][k_heads][64][k_dim]
     float* open_u;             // [page][v_heads][64][v_dim]
@@ -109,16 +110,16 @@ __device__ inline bool keeps_state(const GatedDelta& p, const Segment& s, u32 bl
 }
 
 __device__ inline float* state_of(const GatedDelta& p, u32 slot, u32 head) {
-    return p.anchors + (u64(slot) * p.v_heads + head) * p.k_dim * p.v_dim;
+    return p.anchors + u64(slot * p.v_heads + head) * (p.k_dim * p.v_dim);
 }
 __device__ inline float* keys_of(const GatedDelta& p, u32 page, u32 head) {
-    return p.open_k + (u64(page) * p.k_heads + head) * kBlockRows * p.k_dim;
+    return p.open_k + u64(page * p.k_heads + head) * (kBlockRows * p.k_dim);
 }
 __device__ inline float* updates_of(const GatedDelta& p, u32 page, u32 head) {
-    return p.open_u + (u64(page) * p.v_heads + head) * kBlockRows * p.v_dim;
+    return p.open_u + u64(page * p.v_heads + head) * (kBlockRows * p.v_dim);
 }
 __device__ inline float* decays_of(const GatedDelta& p, u32 page, u32 head) {
-    return p.open_g + (u64(page) * p.v_heads + head) * kBlockRows;
+    return p.open_g + u64(page * p.v_heads + head) * kBlockRows;
 }
 
 /// Tile `n` of the step; false if there are fewer. With `all_rows` each segment of few rows is a tile, ahead of others.
@@ -157,14 +158,32 @@ __device__ inline bool nth_tiled_segment(const GatedDelta& p, u32 n, Segment& se
 
 /// Where the ring keeps a row of the segment; rows before the segment count from -1 down.
 __device__ inline u16* ring_row(const GatedDelta& p, const Segment& s, int row) {
-    return p.ring + (u64(s.ring) * p.ring_rows + ((s.start + row) & (p.ring_rows - 1))) * p.channels;
+    return p.ring + u64(s.ring * p.ring_rows + ((s.start + row) & (p.ring_rows - 1))) * p.channels;
+}
+
+/// Where the history of an anchor keeps the input that stands `before` rows before it.
+__device__ inline u16* history_row(const GatedDelta& p, u32 slot, u32 before) {
+    return p.history + u64(slot * (p.taps - 1) + p.taps - 1 - before) * p.channels;
+}
+
+/// Inputs before the segment: those of its open block are in the ring, those before it with the block's anchor.
+__device__ inline const u16* earlier_row(const GatedDelta& p, const Segment& s, int row) {
+    const int place = int(s.start % kBlockRows) + row;
+    return place >= 0 ? ring_row(p, s, row) : history_row(p, p.step.tables[s.anchors], -place);
 }
 
 /// Inputs of channels `channel` and `channel + 1` (`channel` even) of a row, possibly before the segment.
 __device__ inline u32 conv_input(const GatedDelta& p, const Segment& s, int row, u32 channel) {
-    if (int(s.start) + row < 0) return 0;
-    const u16* from = row >= 0 ? p.projected + u64(s.first_row + row) * p.stride : ring_row(p, s, row);
+    const u16* from = row >= 0 ? p.projected + u64(s.first_row + row) * p.stride : earlier_row(p, s, row);
     return *reinterpret_cast<const u32*>(from + channel);
+}
+
+/// Whether a row's inputs become the history of an anchor, and of which: it completes a block whose state is kept.
+__device__ inline bool ends_block(const GatedDelta& p, const Segment& s, u32 row, u32& slot) {
+    const u32 place = s.start % kBlockRows + row, block = place / kBlockRows;
+    if (place % kBlockRows + 1 < kBlockRows || !keeps_state(p, s, block)) return false;
+    slot = p.step.tables[s.anchors + block + 1];
+    return true;
 }
 
 /// Inputs of a row's taps. `Taps`: kTaps, for exactly as many, or kMaxTaps, for any number.
@@ -236,19 +255,19 @@ __device__ inline float inverse_l2(float squares) { return rsqrtf(squares + kL2E
 __device__ inline float query_scale(u32 k_dim) { return 1.0f / sqrtf(float(k_dim)); }
 
 /// The gated norm of a row of a head, stored to the packed output. `x` is rounded to bf16; pairs as in `sum_squares`.
-/// `Dim`: the width of the head, or 0 for any.
+/// `Dim`: the width of the head, or 0 for any. `weight`: the norm's, wherever it is.
 template <u32 Dim, int Pairs>
 __device__ inline void gated_norm_row(const GatedDelta& p, u32 row, u32 head, const float2 (&x)[Pairs],
-                                      const u32 (&gate)[Pairs]) {
+                                      const u32 (&gate)[Pairs], const float* weight) {
     const u32 dim = Dim ? Dim : p.v_dim, lane = threadIdx.x % kWarp;
     const float inverse = rsqrtf(sum_squares(x) * (1.0f / float(dim)) + p.norm_eps);
 #pragma unroll
     for (int i = 0; i < Pairs; i++) {
         const u32 at = 2 * (lane + kWarp * i);
         if (Dim == 0 && at >= dim) break;
-        const float2 weight = __ldg(reinterpret_cast<const float2*>(p.norm_weight + at));
-        const float first = x[i].x * inverse * weight.x * fast_silu(low_bf16(gate[i]));
-        const float second = x[i].y * inverse * weight.y * fast_silu(high_bf16(gate[i]));
+        const float2 w = *reinterpret_cast<const float2*>(weight + at);
+        const float first = x[i].x * inverse * w.x * fast_silu(low_bf16(gate[i]));
+        const float second = x[i].y * inverse * w.y * fast_silu(high_bf16(gate[i]));
         if constexpr (Dim % kBlock == 0 && Dim > 0) {
             // As `store_packed`, for a lane's pair of a whole block.
             const u64 core = (u64(head * (Dim / kBlock) + i) * p.groups + row / kGroup) * 8 + lane / 2 % 4 * 2 + lane % 2;
@@ -259,13 +278,14 @@ __device__ inline void gated_norm_row(const GatedDelta& p, u32 row, u32 head, co
     }
 }
 
-template <int Pairs>
+template <u32 Dim, int Pairs>
 __device__ inline void load_gate(const GatedDelta& p, u32 row, u32 head, u32 (&gate)[Pairs]) {
-    const u16* from = p.projected + u64(row) * p.stride + p.z_offset + head * p.v_dim;
+    const u32 dim = Dim ? Dim : p.v_dim;
+    const u16* from = p.projected + u64(row) * p.stride + p.z_offset + head * dim;
 #pragma unroll
     for (int i = 0; i < Pairs; i++) {
         const u32 at = 2 * (threadIdx.x % kWarp + kWarp * i);
-        gate[i] = at < p.v_dim ? *reinterpret_cast<const u32*>(from + at) : 0;
+        gate[i] = at < dim ? *reinterpret_cast<const u32*>(from + at) : 0;
     }
 }
 

@@ -193,14 +193,14 @@ __device__ void value_head(const GatedDelta& p, const Segment& s, const Rows& ro
     if (p.norm_wanted && warp < rows.count) {
         const u32 row = s.first_row + rows.first + warp;
         u32 gate[kMaxPairs];
-        load_gate(p, row, head, gate);
+        load_gate<0>(p, row, head, gate);
         float2 x[kMaxPairs];
 #pragma unroll
         for (u32 i = 0; i < kMaxPairs; i++) {
             const u32 c = 2 * (threadIdx.x % kWarp + kWarp * i);
             x[i] = c < p.v_dim ? *reinterpret_cast<float2*>(&m.v[warp][c]) : float2{};
         }
-        gated_norm_row<0>(p, row, head, x, gate);
+        gated_norm_row<0>(p, row, head, x, gate, p.norm_weight);
     }
     if (rows.t + rows.count < kBlockRows) return;
     const float last = m.g[kBlockRows - 1];
@@ -210,9 +210,20 @@ __device__ void value_head(const GatedDelta& p, const Segment& s, const Rows& ro
     if (threadIdx.x < p.v_dim) fold_column(p, rows, key_head, head, next, fast_exp(last), factor);
 }
 
-/// Keeps the segment's last inputs of a head's channels.
-__device__ void store_rings(const GatedDelta& p, const Segment& s, u32 channel, u32 dim) {
+/// Keeps the segment's last inputs of a head's channels in the ring, and those before new anchors with them.
+__device__ void store_inputs(const GatedDelta& p, const Segment& s, u32 channel, u32 dim) {
     const u32 rows = min(s.rows, p.ring_rows), pairs = dim / 2;
+    // The histories first: they may need what the ring still holds.
+    for (u32 block = 0; block < (s.start % kBlockRows + s.rows) / kBlockRows; block++) {
+        const int end = int((block + 1) * kBlockRows) - int(s.start % kBlockRows);
+        if (!keeps_state(p, s, block)) continue;
+        const u32 slot = p.step.tables[s.anchors + block + 1];
+        for (u32 i = threadIdx.x; i < (p.taps - 1) * pairs; i += kThreads) {
+            const u32 before = 1 + i / pairs, c = channel + i % pairs * 2;
+            *reinterpret_cast<u32*>(history_row(p, slot, before) + c) = conv_input(p, s, end - int(before), c);
+        }
+    }
+    __syncthreads();
     for (u32 i = threadIdx.x; i < rows * pairs; i += kThreads) {
         const u32 row = s.rows - rows + i / pairs, c = channel + i % pairs * 2;
         *reinterpret_cast<u32*>(ring_row(p, s, row) + c) = conv_input(p, s, row, c);
@@ -240,9 +251,9 @@ __device__ void segment_of_key_head(const GatedDelta& p, const Segment& s, u32 k
     }
     if (p.convolved_given) return;
     const u32 values = 2 * p.k_heads * p.k_dim;
-    store_rings(p, s, key_head * p.k_dim, p.k_dim);
-    store_rings(p, s, (p.k_heads + key_head) * p.k_dim, p.k_dim);
-    store_rings(p, s, values + key_head * group * p.v_dim, group * p.v_dim);
+    store_inputs(p, s, key_head * p.k_dim, p.k_dim);
+    store_inputs(p, s, (p.k_heads + key_head) * p.k_dim, p.k_dim);
+    store_inputs(p, s, values + key_head * group * p.v_dim, group * p.v_dim);
 }
 
 }  // namespace

@@ -26,8 +26,9 @@ struct Shared {
     float partial_dots[kWarps][2][kBlockRows];
     float g[kHeads][kBlockRows];
     float beta[kHeads][kRows];
+    float norm_weight[kDim];
 };
-static_assert(sizeof(Shared) == 96320, "as the host asks for");
+static_assert(sizeof(Shared) == 96832, "as the host asks for");
 typedef float Updates[kBlockRows][kDim];
 static_assert(sizeof(Updates) <= kBlockRows * kPitch * sizeof(float), "updates fit in the place of keys");
 
@@ -58,60 +59,94 @@ __device__ Rows rows_from(const GatedDelta& p, const Segment& s, u32 first) {
 // ---- Loads ----
 
 __device__ void load_state(const GatedDelta& p, const Place& at, u32 slot, u32 head, float4 (&state)[kChain]) {
-    const float* from = p.anchors + (u64(slot) * p.v_heads + head) * (kDim * kDim) + at.warp * kChain * kDim + 4 * at.lane;
+    const float* from = p.anchors + u64(slot * p.v_heads + head) * (kDim * kDim) + at.warp * kChain * kDim + 4 * at.lane;
 #pragma unroll
     for (u32 d = 0; d < kChain; d++) state[d] = slot == 0 ? float4{} : load4(from + d * kDim);
 }
 
 __device__ void copy_keys(const GatedDelta& p, const Place& at, const Rows& rows, Shared& m) {
-    const float* from = p.open_k + (u64(rows.page) * p.k_heads + at.key_head) * (kBlockRows * kDim) + 4 * at.lane;
+    const float* from = p.open_k + u64(rows.page * p.k_heads + at.key_head) * (kBlockRows * kDim) + 4 * at.lane;
     for (u32 j = at.warp; j < rows.t; j += kWarps) copy_async(&m.keys[j][4 * at.lane], from + j * kDim);
 }
 /// The updates of the rows before, a group of copies.
 __device__ void copy_updates(const GatedDelta& p, const Rows& rows, u32 head, float* to) {
-    const float* from = p.open_u + (u64(rows.page) * p.v_heads + head) * (kBlockRows * kDim);
+    const float* from = p.open_u + u64(rows.page * p.v_heads + head) * (kBlockRows * kDim);
     for (u32 i = 4 * threadIdx.x; i < rows.t * kDim; i += 4 * kThreads) copy_async(to + i, from + i);
     commit_copies();
 }
 __device__ void copy_decays(const GatedDelta& p, const Place& at, const Rows& rows, Shared& m) {
     const u32 i = threadIdx.x / kBlockRows, j = threadIdx.x % kBlockRows;
     if (i >= p.heads || j >= rows.t) return;
-    copy_word_async(&m.g[i][j], p.open_g + (u64(rows.page) * p.v_heads + at.first_head + i) * kBlockRows + j);
+    copy_word_async(&m.g[i][j], p.open_g + u64(rows.page * p.v_heads + at.first_head + i) * kBlockRows + j);
 }
 
-/// Asks for what the first rows will read besides projections, state and page.
-__device__ void prefetch_inputs(const GatedDelta& p, const Place& at) {
-    // Lines of 128 bytes: 16 of a head's convolution weights, 2 of its channels in each of 3 positions of the ring.
-    const u32 parts = 2 + p.heads, i = threadIdx.x;
-    auto channel = [&](u32 part) {
-        return part < 2 ? (part * p.k_heads + at.key_head) * kDim : (2 * p.k_heads + at.first_head + part - 2) * kDim;
-    };
-    if (i < 16 * parts) prefetch(p.conv_weight + channel(i / 16) * kTaps + i % 16 * 32);
-    if (i >= 6 * parts) return;
-    const u32 position = at.s.start - 1 - i % 6 / 2;
-    const u16* row = p.ring + (u64(at.s.ring) * p.ring_rows + (position & (p.ring_rows - 1))) * p.channels;
-    prefetch(row + channel(i / 6) + i % 2 * 64);
+/// Asks for the convolution weights of q, k and the value heads: 16 lines of 128 bytes each.
+__device__ void prefetch_weights(const GatedDelta& p, const Place& at) {
+    const u32 part = threadIdx.x / 16;
+    if (part >= 2 + p.heads) return;
+    const u32 head = part < 2 ? part * p.k_heads + at.key_head : 2 * p.k_heads + at.first_head + part - 2;
+    prefetch(p.conv_weight + head * kDim * kTaps + threadIdx.x % 16 * 32);
 }
 
 // ---- Convolution, norms, decays ----
 
-/// Convolves a row of q (part 0), k (part 1) or a value head, normalises q and k, stores k to the page and the inputs
-/// to the ring; one warp.
-__device__ void convolve_row(const GatedDelta& p, const Place& at, const Rows& rows, u32 part, u32 r, Shared& m) {
-    const u32 channel = (part < 2 ? part * p.k_heads + at.key_head : 2 * p.k_heads + at.first_head + part - 2) * kDim;
-    const u32 row = rows.first + r, lane = channel + 2 * at.lane;
+/// A row of q (part 0), k (part 1) or a value head that a warp convolves.
+struct ConvTask {
+    u32 part, r;
+    u32 channel;  // of the lane's first pair; the second stands 64 further
     ConvWindow<kTaps> window[kPairs];
+};
+
+/// Task `n` of the rows, and those of its inputs that stand before the segment. They may be read before `wait_for_previous`.
+__device__ ConvTask conv_task(const GatedDelta& p, const Place& at, const Rows& rows, u32 n) {
+    ConvTask task{n, 0};
+    for (; task.part >= 2 + p.heads; task.part -= 2 + p.heads) task.r++;
+    const u32 head = task.part < 2 ? task.part * p.k_heads + at.key_head : 2 * p.k_heads + at.first_head + task.part - 2;
+    task.channel = head * kDim + 2 * at.lane;
 #pragma unroll
-    for (u32 i = 0; i < kPairs; i++) window[i] = load_window<kTaps>(p, at.s, row, lane + 64 * i);
+    for (int j = 0; j + 1 < kTaps; j++) {
+        const int row = int(rows.first + task.r) + 1 - kTaps + j;
+        if (row >= 0) break;
+        const u32* from = reinterpret_cast<const u32*>(earlier_row(p, at.s, row) + task.channel);
+#pragma unroll
+        for (u32 i = 0; i < kPairs; i++) task.window[i].x[j] = from[32 * i];
+    }
+    return task;
+}
+
+/// The other inputs.
+__device__ void load_inputs(const GatedDelta& p, const Place& at, const Rows& rows, ConvTask& task) {
+#pragma unroll
+    for (int j = kTaps - 1; j >= 0; j--) {
+        const int row = int(rows.first + task.r) + 1 - kTaps + j;
+        if (row < 0) break;
+        const u32* from = reinterpret_cast<const u32*>(p.projected + u64(at.s.first_row + row) * p.stride + task.channel);
+#pragma unroll
+        for (u32 i = 0; i < kPairs; i++) task.window[i].x[j] = from[32 * i];
+    }
+}
+
+/// Convolves the row, normalises q and k, stores k to the page and the inputs to the ring; one warp.
+__device__ void convolve_row(const GatedDelta& p, const Place& at, const Rows& rows, const ConvTask& task, Shared& m) {
+    const u32 part = task.part, r = task.r, row = rows.first + r, lane = task.channel;
     float2 x[kPairs];
 #pragma unroll
-    for (u32 i = 0; i < kPairs; i++) x[i] = convolve<kTaps>(p, window[i], lane + 64 * i);
+    for (u32 i = 0; i < kPairs; i++) x[i] = convolve<kTaps>(p, task.window[i], lane + 64 * i);
     if (part >= 2 || at.first_of_group) {
         u16* kept = ring_row(p, at.s, row) + lane;
 #pragma unroll
         for (u32 i = 0; i < kPairs; i++) {
-            *reinterpret_cast<u32*>(kept + 64 * i) = window[i].x[kTaps - 1];
+            *reinterpret_cast<u32*>(kept + 64 * i) = task.window[i].x[kTaps - 1];
             show_convolved(p, at.s.first_row + row, lane + 64 * i, x[i]);
+        }
+        u32 slot;
+        if (ends_block(p, at.s, row, slot)) {
+#pragma unroll
+            for (u32 j = 1; j < kTaps; j++) {
+                u16* history = history_row(p, slot, kTaps - j) + lane;
+#pragma unroll
+                for (u32 i = 0; i < kPairs; i++) *reinterpret_cast<u32*>(history + 64 * i) = task.window[i].x[j];
+            }
         }
     }
     if (part >= 2) {
@@ -233,7 +268,7 @@ template <u32 Count>
 __device__ inline void earlier_rows(const Rows& rows, const Updates& updates, float (&sum)[kRows][2], const Shared& m) {
     const u32 column = threadIdx.x;
     u32 j = 0;
-#pragma unroll 2
+#pragma unroll(Count == 1 ? 4 : 2)
     for (; j + 4 <= rows.t; j += 4) {
         const float4 u = {updates[j][column], updates[j + 1][column], updates[j + 2][column], updates[j + 3][column]};
 #pragma unroll
@@ -340,13 +375,10 @@ __device__ void heads_of_rows(const GatedDelta& p, const Place& at, const Rows& 
     }
 }
 
-}  // namespace
-
-/// Grid: (value heads / `heads`, segments of at most kFewRows rows).
-///
-/// State, page, ring and tables are read before `wait_for_previous`: steps before this one wrote them, and a step's
-/// first kernel starts after all of those have ended.
-extern "C" __global__ void __launch_bounds__(kThreads, 2) gated_delta_few(const __grid_constant__ GatedDelta p) {
+/// What a thread block does: a segment, and all value heads of a key head or one. `Lone`: one head, and the
+/// multiprocessor to itself.
+template <bool Lone>
+__device__ void few_rows(const GatedDelta& p) {
     extern __shared__ float4 memory[];
     Shared& m = *reinterpret_cast<Shared*>(memory);
     allow_next();
@@ -354,46 +386,69 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gated_delta_few(const 
         wait_for_previous();
         return;
     }
-    const u32 group = p.v_heads / p.k_heads, first_head = blockIdx.x * p.heads;
-    const Place at = {p.step.segments[p.step.few[blockIdx.y]], first_head, first_head / group, threadIdx.x / kWarp,
-                      threadIdx.x % kWarp, first_head % group == 0};
+    const u32 group = p.v_heads / p.k_heads, heads = Lone ? 1 : p.heads, first_head = blockIdx.x * heads;
+    const Place at = {p.step.segments[p.step.few[blockIdx.y]], first_head, first_head / group,
+                      threadIdx.x / kWarp, threadIdx.x % kWarp, first_head % group == 0};
     Rows rows = rows_from(p, at.s, 0);
     float4 state[kChain];
     load_state(p, at, p.step.tables[at.s.anchors], first_head, state);
     copy_keys(p, at, rows, m);
     copy_decays(p, at, rows, m);
+    if (threadIdx.x < kDim / 4) copy_async(&m.norm_weight[4 * threadIdx.x], p.norm_weight + 4 * threadIdx.x);
     commit_copies();
     copy_updates(p, rows, first_head, &m.updates[0][0]);
-    prefetch_inputs(p, at);
+    prefetch_weights(p, at);
+    // With other thread blocks on the multiprocessor, registers are worth more than a short wait.
+    ConvTask task;
+    if (Lone) task = conv_task(p, at, rows, at.warp);
     wait_for_previous();
     while (true) {
         // Heads and rows of the norm are tasks of a warp each, and so are rows of q, k and the heads' v.
-        const u32 norms = p.heads * rows.count, parts = 2 + p.heads, row = at.s.first_row + rows.first;
+        const u32 norms = heads * rows.count, convs = norms + 2 * rows.count, row = at.s.first_row + rows.first;
         u32 gate[kPairs];
-        if (at.warp < norms) load_gate(p, row + at.warp / p.heads, first_head + at.warp % p.heads, gate);
-        for (u32 task = at.warp; task < parts * rows.count; task += kWarps) {
-            convolve_row(p, at, rows, task % parts, task / parts, m);
+        if (!Lone && at.warp < norms) load_gate<kDim>(p, row + at.warp / heads, first_head + at.warp % heads, gate);
+        for (u32 n = at.warp; n < convs; n += kWarps) {
+            if (!Lone || n >= kWarps) task = conv_task(p, at, rows, n);
+            load_inputs(p, at, rows, task);
+            convolve_row(p, at, rows, task, m);
         }
         if (at.warp == kWarps - 1) decay_rows(p, at, rows, m);
+        if (Lone && at.warp < norms) load_gate<kDim>(p, row + at.warp, first_head, gate);
         wait_copies<1>();
         __syncthreads();
         heads_of_rows(p, at, rows, state, m);
         __syncthreads();
-        for (u32 task = at.warp; task < norms; task += kWarps) {
-            const u32 r = task / p.heads, i = task % p.heads;
-            if (task >= kWarps) load_gate(p, row + r, first_head + i, gate);
+        for (u32 n = at.warp; n < norms; n += kWarps) {
+            const u32 r = n / heads, i = n % heads;
+            if (n >= kWarps) load_gate<kDim>(p, row + r, first_head + i, gate);
             float2 x[kPairs];
 #pragma unroll
             for (u32 pair = 0; pair < kPairs; pair++) {
                 const u32 o = *reinterpret_cast<u32*>(&m.v[i][r][2 * at.lane + 64 * pair]);
                 x[pair] = {low_bf16(o), high_bf16(o)};
             }
-            gated_norm_row<kDim>(p, row + r, first_head + i, x, gate);
+            gated_norm_row<kDim>(p, row + r, first_head + i, x, gate, m.norm_weight);
         }
         if (rows.last) return;
         __syncthreads();
         rows = rows_from(p, at.s, rows.first + rows.count);
         load_state(p, at, p.step.tables[at.s.anchors + rows.block], first_head, state);
         copy_updates(p, rows, first_head, &m.updates[0][0]);
+        if (Lone) task = conv_task(p, at, rows, at.warp);
     }
+}
+
+}  // namespace
+
+// State, page, ring and tables are read before `wait_for_previous`: steps before this one wrote them, and a step's first
+// kernel starts after all of those have ended.
+
+/// Grid: (value heads / `heads`, segments of at most kFewRows rows).
+extern "C" __global__ void __launch_bounds__(kThreads, 2) gated_delta_few(const __grid_constant__ GatedDelta p) {
+    few_rows<false>(p);
+}
+
+/// Grid: (value heads, segments of at most kFewRows rows), for so few of them that they may have more registers.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) gated_delta_few_lone(const __grid_constant__ GatedDelta p) {
+    few_rows<true>(p);
 }

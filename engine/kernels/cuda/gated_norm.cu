@@ -26,7 +26,7 @@ __device__ void norm_rows(const GatedDelta& p) {
             const u32 r = (unit + n * step) % kTileRows, head = (unit + n * step) / kTileRows;
             if (r >= rows || head >= p.v_heads) continue;
             const u32 row = s.first_row + tile.row + r;
-            load_gate(p, row, head, gate[n]);
+            load_gate<Dim>(p, row, head, gate[n]);
             const u16* from = p.mixed + (u64(row) * p.v_heads + head) * dim;
 #pragma unroll
             for (u32 i = 0; i < kPairs; i++) {
@@ -41,7 +41,7 @@ __device__ void norm_rows(const GatedDelta& p) {
             float2 x[kPairs];
 #pragma unroll
             for (u32 i = 0; i < kPairs; i++) x[i] = {low_bf16(pairs[n][i]), high_bf16(pairs[n][i])};
-            gated_norm_row<Dim>(p, s.first_row + tile.row + r, head, x, gate[n]);
+            gated_norm_row<Dim>(p, s.first_row + tile.row + r, head, x, gate[n], p.norm_weight);
         }
     }
 }

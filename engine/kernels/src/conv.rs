@@ -230,9 +230,10 @@ impl Channels<'_> {
                 let slot = unsafe { self.call.history.slice(self.history_at(anchor, index), lanes) };
                 match position.checked_sub(segment.start) {
                     Some(row) => slot.copy_from_slice(&self.call.x[self.x_at(segment, row)..][..lanes]),
-                    // SAFETY: as above.
                     None => {
-                        slot.copy_from_slice(unsafe { self.call.rings.slice(self.ring_at(segment, position), lanes) });
+                        // SAFETY: as above.
+                        let kept = unsafe { self.call.rings.slice(self.ring_at(segment, position), lanes) };
+                        slot.copy_from_slice(kept);
                     }
                 }
             }

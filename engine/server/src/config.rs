@@ -24,6 +24,8 @@ pub struct ServerConfig {
     pub allowed_origins: Vec<String>,
     /// What a request gets when it does not say.
     pub defaults: RequestDefaults,
+    /// When tool calls are held to the schemas of their tools.
+    pub tool_grammar: ToolGrammar,
     /// What a generation may last, queue included.
     pub request_timeout: Duration,
     /// What a generation that met its deadline reports.
@@ -35,14 +37,28 @@ pub struct ServerConfig {
 /// Values for the fields that a request leaves out.
 #[derive(Debug, Clone)]
 pub struct RequestDefaults {
-    /// Sampling, usually from the model's `generation_config.json`. Its seed is not used: every request draws its own.
+    /// Sampling, usually from the model's `generation_config.json`. Its seed is not used.
     pub sampling: SamplingParams,
+    /// The seed; by default every request draws its own.
+    pub seed: Option<u64>,
     /// The most tokens to generate; `None` is the rest of the context for chats and 16 for completions.
     pub max_tokens: Option<usize>,
     /// Template variables under those that a request sends in `chat_template_kwargs`.
     pub template_kwargs: Map<String, Value>,
     /// Thinking stays off whatever a request asks for.
     pub disable_thinking: bool,
+}
+
+/// When tool calls are held to the schemas of their tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ToolGrammar {
+    /// Those of tools marked `strict`, and all if the request demands a call.
+    #[default]
+    Auto,
+    /// All calls.
+    Always,
+    /// No call: arguments are any object, also where the request demands a call.
+    Never,
 }
 
 /// `finish_reason` of a generation that met its deadline.
@@ -113,6 +129,7 @@ impl ServerConfig {
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             defaults: RequestDefaults::default(),
+            tool_grammar: ToolGrammar::default(),
             request_timeout: Duration::from_secs(300),
             deadline_finish: DeadlineFinish::Length,
             limits: Limits::default(),
@@ -140,6 +157,7 @@ impl Default for RequestDefaults {
     fn default() -> Self {
         Self {
             sampling: SamplingParams { temperature: 1.0, ..SamplingParams::default() },
+            seed: None,
             max_tokens: None,
             template_kwargs: Map::new(),
             disable_thinking: false,

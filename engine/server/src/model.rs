@@ -1,7 +1,10 @@
 //! The loaded model as the server uses it.
 
+use crate::breakers::DefaultBreakers;
 use crate::error::ApiError;
+use crate::grammars::Grammars;
 use atlas_engine::engine::EngineHandle;
+use atlas_engine::sampling::grammar::GrammarCompiler;
 use atlas_engine::text::chat_template::ChatTemplate;
 use atlas_engine::text::parser::{ReasoningFormat, ToolFormat};
 use atlas_engine::text::tokenizer::Tokenizer;
@@ -16,6 +19,8 @@ pub struct ServedModel {
     pub(crate) reasoning: ReasoningFormat,
     /// Special tokens that are markup of tool calls or reasoning, and so must reach the parser as text.
     pub(crate) markup_tokens: Vec<u32>,
+    pub(crate) grammars: Grammars,
+    pub(crate) default_breakers: DefaultBreakers,
     /// Bytes of the longest token.
     longest_token: usize,
 }
@@ -33,7 +38,18 @@ impl ServedModel {
         let longest_token = ids.filter_map(|id| Some(tokenizer.token_bytes(id)?.len())).max().unwrap_or(1).max(1);
         let markup = ["<think>", "</think>", "<tool_call>", "</tool_call>"];
         let markup_tokens = markup.into_iter().filter_map(|token| tokenizer.token_to_id(token)).collect();
-        Self { engine, tokenizer, template, tools, reasoning, markup_tokens, longest_token }
+        let grammars = Grammars::new(GrammarCompiler::new(&tokenizer, &engine.info().eos_tokens));
+        Self {
+            engine,
+            tokenizer,
+            template,
+            tools,
+            reasoning,
+            markup_tokens,
+            grammars,
+            default_breakers: DefaultBreakers::default(),
+            longest_token,
+        }
     }
 
     /// Token ids of a client's text. Control tokens in it count, as a prompt that the client templated has them.

@@ -13,15 +13,8 @@ const NEVER: &[(&str, &str)] = &[
     ("functions", "is not supported; use `tools`"),
     ("audio", "this model has no audio"),
     ("web_search_options", "is not supported"),
-    ("structured_outputs", GRAMMAR),
-    ("guided_json", GRAMMAR),
-    ("guided_regex", GRAMMAR),
-    ("guided_choice", GRAMMAR),
-    ("guided_grammar", GRAMMAR),
-    ("json_schema", GRAMMAR),
-    ("grammar", GRAMMAR),
-    ("regex", GRAMMAR),
-    ("ebnf", GRAMMAR),
+    ("ebnf", "EBNF is not supported; use Lark in `structured_outputs.grammar`"),
+    ("structural_tag", "structural tags are not supported; use `tools` or `response_format`"),
     ("logits_processors", "is not supported"),
     ("allowed_token_ids", "is not supported"),
     ("prompt_logprobs", "use /v1/completions with `echo` and `logprobs`"),
@@ -36,7 +29,6 @@ const NEVER: &[(&str, &str)] = &[
     ("repeat_penalty", "is not supported; use `repetition_penalty`"),
 ];
 
-const GRAMMAR: &str = "output bound by a schema or grammar is not supported yet";
 const BUDGET: &str = "a budget for thinking is not supported; use `reasoning_effort` or `max_tokens`";
 
 /// Fields that ask for nothing with this one value, given as JSON.
@@ -55,16 +47,13 @@ const UNLESS: &[(&str, &str)] = &[
     ("return_tokens_as_token_ids", "false"),
     ("min_tokens", "0"),
     ("length_penalty", "1"),
-    ("typical_p", "1"),
     ("tfs_z", "1"),
     ("top_a", "0"),
-    ("top_n_sigma", "0"),
     ("epsilon_cutoff", "0"),
     ("eta_cutoff", "0"),
     ("mirostat", "0"),
     ("mirostat_mode", "0"),
     ("dynatemp_range", "0"),
-    ("dry_multiplier", "0"),
     ("xtc_probability", "0"),
 ];
 
@@ -86,18 +75,6 @@ pub(crate) fn refuse_rest(mut fields: Fields) -> Result<(), ApiError> {
         tracing::debug!(field = %shorten(&field).escape_debug(), "a request field without effect");
     }
     Ok(())
-}
-
-/// `response_format` other than plain text needs a grammar.
-pub(crate) fn check_response_format(fields: &mut Fields) -> Result<(), ApiError> {
-    let Some(format) = fields.take("response_format") else { return Ok(()) };
-    match format.get("type").and_then(Value::as_str) {
-        Some("text") => Ok(()),
-        Some("json_schema" | "json_object" | "structural_tag" | "grammar" | "regex") => {
-            Err(ApiError::unsupported(fields.name("response_format"), GRAMMAR))
-        }
-        _ => Err(fields.error("response_format", r#"must be an object whose `type` is "text""#)),
-    }
 }
 
 /// Equality in which 1 and 1.0 are the same.

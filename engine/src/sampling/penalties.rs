@@ -1,6 +1,7 @@
 //! Bias and penalties: what a request changes about its logits before they become probabilities.
 
 use super::SamplingParams;
+use super::dry::Dry;
 use std::collections::HashMap;
 
 /// How often a token occurs in a request.
@@ -18,6 +19,9 @@ pub(super) struct Penalties {
     presence: f32,
     frequency: f32,
     seen: HashMap<u32, Occurrences>,
+    dry: Dry,
+    /// Prompt and output in order, if DRY looks at them.
+    history: Vec<u32>,
 }
 
 impl Penalties {
@@ -28,6 +32,8 @@ impl Penalties {
             presence: params.presence_penalty,
             frequency: params.frequency_penalty,
             seen: HashMap::new(),
+            dry: params.dry.clone(),
+            history: if params.dry.is_active() { prompt.to_vec() } else { Vec::new() },
         };
         if penalties.repetition != 1.0 {
             for &id in prompt {
@@ -43,7 +49,7 @@ impl Penalties {
 
     /// Whether [`Self::apply`] can change anything.
     pub(super) fn is_active(&self) -> bool {
-        self.penalizes() || !self.bias.is_empty()
+        self.penalizes() || self.dry.is_active() || !self.bias.is_empty()
     }
 
     /// Adds an output token to the history.
@@ -51,19 +57,29 @@ impl Penalties {
         if self.penalizes() {
             self.seen.entry(id).or_default().in_output += 1;
         }
+        if self.dry.is_active() {
+            self.history.push(id);
+        }
     }
 
     /// Changes the logits as if `extra` had been accepted. First the bias; then, for each token seen, the repetition
-    /// penalty (prompt and output; Keskar et al. 2019), then presence and frequency penalties (output).
+    /// penalty (prompt and output; Keskar et al. 2019), then presence and frequency penalties (output); then DRY
+    /// (prompt and output).
     pub(super) fn apply(&self, logits: &mut [f32], extra: &[u32]) {
         for &(id, bias) in &self.bias {
             if let Some(logit) = logits.get_mut(id as usize) {
                 *logit += bias;
             }
         }
-        if !self.penalizes() {
-            return;
+        if self.penalizes() {
+            self.penalize(logits, extra);
         }
+        if self.dry.is_active() {
+            self.dry.apply(logits, &self.history, extra);
+        }
+    }
+
+    fn penalize(&self, logits: &mut [f32], extra: &[u32]) {
         let mut drafted: HashMap<u32, Occurrences> = HashMap::new();
         for &id in extra {
             let base = self.seen.get(&id).copied().unwrap_or_default();

@@ -1,13 +1,16 @@
 //! From one row of logits to one token.
 //!
-//! The order is fixed: bias, repetition penalty, presence and frequency penalties, temperature, top-k, top-p, min-p,
-//! then the largest `score + noise`, ties to the lower id. At temperature 0 the largest penalised logit is chosen.
+//! The order is fixed: grammar mask, bias, repetition penalty, presence and frequency penalties, DRY, top-n-sigma,
+//! top-k, temperature, typical, top-p, min-p, then the largest `score + noise`, ties to the lower id. At temperature 0
+//! the largest penalised logit is chosen. (Top-n-sigma and top-k are the same at every temperature.)
 
 use super::SamplingParams;
-use super::filters::{Filters, Scored, top_k};
+use super::filters::{Filters, Scored, top_k, top_n_sigma};
+use super::grammar::{CompiledGrammar, Constraint};
 use super::noise::{MAX_GUMBEL, Noise};
 use super::penalties::Penalties;
 use super::selection::{Candidate, MAX_TOP, RowOutput, Selection};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Why no token could be chosen. The model's output is unusable; the request fails, the engine goes on.
@@ -33,6 +36,9 @@ pub enum SamplingError {
     /// The backend kept a row back that was asked for.
     #[error("the device did not return the logits that were asked for")]
     NoLogits,
+    /// The request's grammar allows nothing or cannot be followed; see [`Sampler::explain`].
+    #[error("the grammar cannot be followed")]
+    Grammar,
 }
 
 /// Chooses the tokens of one request.
@@ -40,11 +46,14 @@ pub enum SamplingError {
 pub struct Sampler {
     vocab: usize,
     temperature: f32,
+    /// 0 and less keep all.
+    top_n_sigma: f32,
     /// 0 keeps all.
     top_k: usize,
     filters: Filters,
     seed: u64,
     penalties: Penalties,
+    grammar: Option<Constraint>,
     /// The changed logits of the current row; kept for its allocation.
     scratch: Vec<f32>,
     candidates: Vec<Candidate>,
@@ -57,22 +66,31 @@ impl Sampler {
         Self {
             vocab,
             temperature: params.temperature,
+            top_n_sigma: params.top_n_sigma,
             top_k: params.top_k as usize,
-            filters: Filters { top_p: params.top_p, min_p: params.min_p },
+            filters: Filters::of(params),
             seed: params.seed,
             penalties: Penalties::new(params, prompt),
+            grammar: None,
             scratch: Vec::new(),
             candidates: Vec::new(),
             scored: Vec::new(),
         }
     }
 
+    /// The same, for an output that is held to a grammar.
+    pub fn with_grammar(self, grammar: Option<&Arc<CompiledGrammar>>) -> Self {
+        Self { grammar: grammar.map(Constraint::new), ..self }
+    }
+
     /// What it needs of the row that the token at `position` is chosen from.
     pub fn selection(&self, position: u64) -> Selection {
-        if self.penalties.is_active() {
+        if self.changes_logits() {
             Selection::Logits
         } else if self.temperature <= 0.0 {
             Selection::Greedy
+        } else if self.top_n_sigma > 0.0 {
+            Selection::Logits
         } else if (1..=MAX_TOP).contains(&self.top_k) {
             Selection::Top { k: self.top_k as u32 }
         } else if self.top_k == 0 && self.filters.keep_all() {
@@ -112,38 +130,66 @@ impl Sampler {
         if logits.len() != self.vocab {
             return Err(SamplingError::WrongLength { got: logits.len(), vocab: self.vocab });
         }
+        if !self.changes_logits() {
+            return self.choose_changed(logits, position);
+        }
         let mut scratch = std::mem::take(&mut self.scratch);
-        let logits = match self.penalties.is_active() {
-            false => logits,
-            true => {
-                scratch.clear();
-                scratch.extend_from_slice(logits);
-                self.penalties.apply(&mut scratch, extra);
-                &scratch
-            }
-        };
-        let chosen = self.choose_penalized(logits, position);
+        scratch.clear();
+        scratch.extend_from_slice(logits);
+        let chosen = self.change(&mut scratch, extra).and_then(|()| self.choose_changed(&scratch, position));
         self.scratch = scratch;
         chosen
     }
 
-    /// Adds a chosen token to the history that penalties look at.
-    pub fn accept(&mut self, token: u32) {
-        self.penalties.accept(token);
+    fn changes_logits(&self) -> bool {
+        self.grammar.is_some() || self.penalties.is_active()
     }
 
-    fn choose_penalized(&mut self, logits: &[f32], position: u64) -> Result<u32, SamplingError> {
+    /// Mask, bias and penalties, as if `extra` had been accepted.
+    fn change(&mut self, logits: &mut [f32], extra: &[u32]) -> Result<(), SamplingError> {
+        if let Some(grammar) = &mut self.grammar {
+            grammar.apply_after(extra, logits).map_err(|_| SamplingError::Grammar)?;
+        }
+        self.penalties.apply(logits, extra);
+        Ok(())
+    }
+
+    /// Adds a chosen token to the history that penalties and the grammar look at.
+    pub fn accept(&mut self, token: u32) {
+        self.penalties.accept(token);
+        if let Some(grammar) = &mut self.grammar {
+            grammar.accept(token);
+        }
+    }
+
+    /// Whether the grammar's text is complete, so that nothing may follow.
+    pub fn is_complete(&self) -> bool {
+        self.grammar.as_ref().is_some_and(Constraint::is_complete)
+    }
+
+    /// An error for the person who made the request.
+    pub fn explain(&self, error: SamplingError) -> String {
+        let reason = self.grammar.as_ref().and_then(Constraint::error).filter(|_| error == SamplingError::Grammar);
+        reason.map_or_else(|| error.to_string(), ToString::to_string)
+    }
+
+    fn choose_changed(&mut self, logits: &[f32], position: u64) -> Result<u32, SamplingError> {
         let (best, largest) = argmax(logits)?;
         if self.temperature <= 0.0 {
             return Ok(best);
         }
         let score = scores(largest, self.temperature);
+        let lowest = match self.top_n_sigma > 0.0 {
+            true => top_n_sigma(logits, largest, self.top_n_sigma),
+            false => f32::NEG_INFINITY,
+        };
         if self.top_k > 0 && self.top_k < logits.len() {
             let mut candidates = std::mem::take(&mut self.candidates);
             top_k(logits, self.top_k, &mut candidates);
+            candidates.retain(|candidate| candidate.logit >= lowest);
             self.score(&candidates, largest);
             self.candidates = candidates;
-        } else if self.filters.keep_all() {
+        } else if self.filters.keep_all() && lowest == f32::NEG_INFINITY {
             let mut noise = Noise::new(self.seed, position);
             let mut winner = Winner::first(best, &mut noise);
             for (id, &logit) in (0..).zip(logits) {
@@ -152,9 +198,11 @@ impl Sampler {
             return Ok(winner.id);
         } else {
             self.scored.clear();
-            self.scored.extend((0..).zip(logits).map(|(id, &logit)| Scored { score: score(logit), id }));
+            let passing = (0..).zip(logits).filter(|(_, logit)| **logit >= lowest);
+            let scored = passing.map(|(id, &logit)| Scored { score: score(logit), id });
+            self.scored.extend(scored.filter(|scored| scored.score > f32::NEG_INFINITY));
         }
-        Ok(self.choose_scored(best, position))
+        Ok(self.choose_scored(position))
     }
 
     /// Chooses among the `top_k` best tokens, best first.
@@ -164,20 +212,21 @@ impl Sampler {
             return Err(SamplingError::WrongLength { got: candidates.len(), vocab: self.vocab });
         }
         self.score(candidates, best.logit);
-        Ok(self.choose_scored(best.id, position))
+        Ok(self.choose_scored(position))
     }
 
     fn score(&mut self, candidates: &[Candidate], largest: f32) {
         let score = scores(largest, self.temperature);
         self.scored.clear();
-        self.scored.extend(candidates.iter().map(|c| Scored { score: score(c.logit), id: c.id }));
+        let scored = candidates.iter().map(|c| Scored { score: score(c.logit), id: c.id });
+        self.scored.extend(scored.filter(|scored| scored.score > f32::NEG_INFINITY));
     }
 
-    /// Filters the scored tokens, of which `best` is the likeliest, and takes the one that wins with its noise.
-    fn choose_scored(&mut self, best: u32, position: u64) -> u32 {
+    /// Filters the scored tokens and takes the one that wins with its noise.
+    fn choose_scored(&mut self, position: u64) -> u32 {
         self.filters.apply(&mut self.scored);
         let mut noise = Noise::new(self.seed, position);
-        let mut winner = Winner::first(best, &mut noise);
+        let mut winner = Winner { id: u32::MAX, value: f32::NEG_INFINITY };
         for &candidate in &self.scored {
             winner.challenge(candidate, &mut noise);
         }
@@ -190,13 +239,14 @@ fn scores(largest: f32, temperature: f32) -> impl Fn(f32) -> f32 {
     move |logit| (logit - largest) / temperature
 }
 
-/// The best `score + noise` so far. It begins with the likeliest token, which no filter drops.
+/// The best `score + noise` so far.
 struct Winner {
     id: u32,
     value: f32,
 }
 
 impl Winner {
+    /// Beginning with the likeliest token, where no filter has dropped it.
     fn first(best: u32, noise: &mut Noise) -> Self {
         Self { id: best, value: noise.gumbel(best) }
     }

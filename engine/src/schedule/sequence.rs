@@ -33,7 +33,7 @@ impl Generation {
         Self {
             arrival,
             tokens: request.prompt.clone(),
-            sampler: Sampler::new(&request.sampling, &request.prompt, vocab),
+            sampler: Sampler::new(&request.sampling, &request.prompt, vocab).with_grammar(request.grammar.as_ref()),
             passed_over: 0,
             preempted: false,
             prompt_logprobs: Vec::new(),
@@ -106,7 +106,7 @@ impl Generation {
         self.sampler.accept(id);
         self.send(GenerateEvent::Token(TokenEvent { id, logprobs }));
         let request = &self.submission.request;
-        if request.stop_tokens.contains(&id) {
+        if request.stop_tokens.contains(&id) || self.sampler.is_complete() {
             self.end = Some(FinishReason::Stop);
         } else if self.tokens.len() - request.prompt.len() >= request.max_tokens {
             self.end = Some(FinishReason::Length);

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 /// Longest ref file that is read.
 const MAX_REF: u64 = 256;
-/// Our own folder in a repository's.
-pub(crate) const OURS: &str = ".atlas";
+/// Its name.
+const OURS: &str = ".atlas";
 
 /// The folder with `models--OWNER--NAME` in it.
 #[derive(Debug, Clone)]
@@ -72,8 +72,13 @@ impl Cache {
         self.repo(repo).join("refs").join(revision.as_str())
     }
 
+    /// Our own folder in a repository's: manifests, and what is being made. Other tools do not look there.
+    pub(crate) fn workshop(&self, repo: &RepoId) -> PathBuf {
+        self.repo(repo).join(OURS)
+    }
+
     pub(crate) fn manifest(&self, repo: &RepoId, commit: &str) -> Place {
-        let beside = self.repo(repo).join(OURS).join(format!("{commit}.json"));
+        let beside = self.workshop(repo).join(format!("{commit}.json"));
         Place::new(beside, self.own_cache.as_deref())
     }
 
@@ -148,7 +153,7 @@ impl Cache {
 
     /// Every verified file of a repository, whatever its commit.
     pub(crate) fn verified(&self, repo: &RepoId) -> Vec<ManifestFile> {
-        let folders = [self.repo(repo).join(OURS)];
+        let folders = [self.workshop(repo)];
         let entries = folders.iter().flat_map(std::fs::read_dir).flatten().flatten().map(|entry| entry.path());
         let manifests = entries.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
         manifests.filter_map(|path| Manifest::read(&path)).flat_map(|manifest| manifest.files).collect()
@@ -156,13 +161,19 @@ impl Cache {
 }
 
 /// Makes `path` in a snapshot lead to `blob`: a relative link, or a copy where the file system has no links.
-pub(crate) fn place(files: &dyn FileSystem, blob: &Path, path: &Path, depth: usize) -> Result<(), HubError> {
+pub(crate) fn place(
+    files: &dyn FileSystem,
+    blob: &Path,
+    path: &Path,
+    depth: usize,
+    workshop: &Path,
+) -> Result<(), HubError> {
     let name = blob.file_name().unwrap_or_default();
     let target: PathBuf = std::iter::repeat_n("..", depth + 2).collect::<PathBuf>().join("blobs").join(name);
     if std::fs::read_link(path).is_ok_and(|there| there == target) {
         return Ok(());
     }
-    let temporary = crate::disk::temporary(path);
+    let temporary = crate::disk::temporary(workshop);
     let placed = match files.symlink(&target, &temporary) {
         Ok(()) => Ok(()),
         Err(error) if has_no_links(&error) => copy(files, blob, &temporary),

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, LOCATION, RANGE, RETRY_AFTER};
 use reqwest::{Method, Response, StatusCode, Url};
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
@@ -55,25 +56,28 @@ pub(crate) struct Reply {
 /// Asks the hub, and whoever it redirects to.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
-    http: reqwest::Client,
+    plain: reqwest::Client,
+    secure: Arc<Mutex<Option<reqwest::Client>>>,
     pub(crate) config: HubConfig,
 }
 
 impl Client {
     pub(crate) fn new(config: HubConfig) -> Result<Self, HubError> {
-        // The first one stays; that somebody was faster is fine.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut builder = reqwest::Client::builder()
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(config.limits.connect)
-            .pool_idle_timeout(Duration::from_secs(20))
-            .http1_only()
-            .user_agent(concat!("atlas/", env!("CARGO_PKG_VERSION")));
-        if is_loopback(&config.endpoint) {
-            builder = builder.no_proxy();
+        let plain = build(&config, |builder| builder.tls_certs_only([]))?;
+        Ok(Self { plain, secure: Arc::default(), config })
+    }
+
+    /// The client for a URL. The one for https reads the machine's certificates, so it is made when it is needed.
+    fn http(&self, url: &Url) -> Result<reqwest::Client, Fault> {
+        if url.scheme() != "https" {
+            return Ok(self.plain.clone());
         }
-        let http = builder.build().map_err(|error| HubError::Internal(format!("HTTP client: {}", chain(&error))))?;
-        Ok(Self { http, config })
+        let mut secure = self.secure.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = &*secure {
+            return Ok(client.clone());
+        }
+        let client = build(&self.config, |builder| builder).map_err(Fault::Fatal)?;
+        Ok(secure.insert(client).clone())
     }
 
     fn limits(&self) -> &Limits {
@@ -113,7 +117,7 @@ impl Client {
     }
 
     async fn once(&self, method: Method, url: &Url, range: Option<&Range<u64>>) -> Result<Response, Fault> {
-        let mut request = self.http.request(method, url.clone()).header(ACCEPT_ENCODING, "identity");
+        let mut request = self.http(url)?.request(method, url.clone()).header(ACCEPT_ENCODING, "identity");
         if let Some(token) = self.config.token_for(url) {
             request = request.header(AUTHORIZATION, format!("Bearer {}", token.expose()));
         }
@@ -213,6 +217,29 @@ impl<'a> Pace<'a> {
         }
         Ok(piece)
     }
+}
+
+fn build(
+    config: &HubConfig,
+    certificates: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
+) -> Result<reqwest::Client, HubError> {
+    install_tls();
+    let mut builder = certificates(reqwest::Client::builder())
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(config.limits.connect)
+        .pool_idle_timeout(Duration::from_secs(20))
+        .http1_only()
+        .user_agent(concat!("atlas/", env!("CARGO_PKG_VERSION")));
+    if is_loopback(&config.endpoint) {
+        builder = builder.no_proxy();
+    }
+    builder.build().map_err(|error| HubError::Internal(format!("HTTP client: {error}: {}", chain(&error))))
+}
+
+/// Chooses this process's TLS implementation. Every `reqwest` client needs that before it is built.
+pub fn install_tls() {
+    // The first one stays; that somebody was faster is fine.
+    let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
 /// Where a redirect leads, if it may be followed.

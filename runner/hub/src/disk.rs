@@ -83,9 +83,10 @@ pub struct Disk;
 
 impl FileSystem for Disk {}
 
-/// Writes a whole small file so that a crash leaves the old one or the new one.
-pub(crate) fn replace(files: &dyn FileSystem, path: &Path, content: &[u8]) -> io::Result<()> {
-    let temporary = temporary(path);
+/// Writes a whole small file so that a crash leaves the old one or the new one. It is written in `workshop`, a folder of
+/// the same file system in which nobody minds what a crash leaves.
+pub(crate) fn replace(files: &dyn FileSystem, path: &Path, content: &[u8], workshop: &Path) -> io::Result<()> {
+    let temporary = temporary(workshop);
     let written = (|| {
         let file = files.open(&temporary)?;
         files.set_len(&file, 0)?;
@@ -103,11 +104,11 @@ pub(crate) fn replace(files: &dyn FileSystem, path: &Path, content: &[u8]) -> io
 /// Begins the names of what replaces something else in a moment.
 pub(crate) const TEMPORARY: &str = ".atlas-new-";
 
-/// A name beside `path` that nothing else uses.
-pub(crate) fn temporary(path: &Path) -> PathBuf {
+/// A name in `workshop` that nothing else uses.
+pub(crate) fn temporary(workshop: &Path) -> PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    path.with_file_name(format!("{TEMPORARY}{}-{count}", std::process::id()))
+    workshop.join(format!("{TEMPORARY}{}-{count}", std::process::id()))
 }
 
 /// The part of `path` that exists.

@@ -12,7 +12,7 @@ use crate::id::{RepoId, Revision};
 use crate::listing::{Listing, RemoteFile};
 use crate::lock::Lock;
 use crate::manifest::{Manifest, ManifestFile, facts};
-use crate::part::{Part, left_over, part_path};
+use crate::part::{Part, left_beside, left_over, part_path};
 use crate::retry::Attempts;
 use crate::transfer::{Transfer, blocking, refusal};
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
@@ -116,17 +116,13 @@ impl Hub {
             observer: &**observer,
             known: self.cache.verified(repo),
         };
-        let small = listing.small();
-        let indexed = listing.get(INDEX).is_some();
-        // What an index will name is not known yet; its files are checked for again once it is here.
-        let weights = if indexed { Vec::new() } else { listing.weights(None).map_err(unusable)? };
-        let mut files = job.bring_all(&[small, weights].concat()).await?;
-        if indexed {
-            let index = self.cache.blob(
-                repo,
-                &listing.get(INDEX).map(|file| file.digest.clone()).ok_or_else(|| unusable(String::new()))?,
-            );
-            let text = std::fs::read_to_string(&index).map_err(HubError::io(&index))?;
+        let index = listing.get(INDEX);
+        // What an index names is known once it is here; space is then looked for again.
+        let weights = if index.is_some() { Vec::new() } else { listing.weights(None).map_err(unusable)? };
+        let mut files = job.bring_all(&[listing.small(), weights].concat()).await?;
+        if let Some(index) = index {
+            let path = job.blob(index);
+            let text = std::fs::read_to_string(&path).map_err(HubError::io(&path))?;
             let names = shards(&text).map_err(unusable)?;
             files.extend(job.bring_all(&listing.weights(Some(&names)).map_err(unusable)?).await?);
         }
@@ -154,7 +150,10 @@ impl Job<'_> {
         let mut missing = Vec::new();
         for file in wanted {
             match self.present(file).await? {
-                Some(there) => files.push((there, false)),
+                Some(there) => {
+                    self.tidy(file)?;
+                    files.push((there, false));
+                }
                 None => missing.push(file),
             }
         }
@@ -168,6 +167,18 @@ impl Job<'_> {
             iter(missing).map(|file| job.bring(file)).buffer_unordered(self.limits().files).try_collect().await?;
         files.extend(fetched.into_iter().map(|file| (file, true)));
         Ok(files)
+    }
+
+    /// Removes what an ended process left beside a whole blob, unless a living one still uses it.
+    fn tidy(&self, file: &RemoteFile) -> Result<(), HubError> {
+        let left = left_beside(&self.blob(file));
+        if left.is_empty() {
+            return Ok(());
+        }
+        if let Some(_lock) = Lock::try_take(&self.hub.cache.lock(self.repo, &file.digest))? {
+            left.iter().try_for_each(|path| self.hub.files.remove(path).map_err(HubError::io(path)))?;
+        }
+        Ok(())
     }
 
     fn limits(&self) -> &crate::limits::Limits {
@@ -277,7 +288,8 @@ impl Job<'_> {
         let (cache, files) = (self.hub.cache.clone(), self.hub.files.clone());
         let (repo, commit, revision) = (self.repo.clone(), self.commit.clone(), revision.clone());
         blocking(move || {
-            let folder = cache.snapshot(&repo, &commit);
+            let (folder, workshop) = (cache.snapshot(&repo, &commit), cache.workshop(&repo));
+            files.create_dirs(&workshop).map_err(HubError::io(&workshop))?;
             let mut folders = std::collections::BTreeSet::from([folder.clone()]);
             let mut placed = Vec::new();
             for mut entry in entries {
@@ -287,7 +299,7 @@ impl Job<'_> {
                 let parent = path.parent().unwrap_or(&folder);
                 files.create_dirs(parent).map_err(HubError::io(parent))?;
                 if let Some(digest) = &entry.digest {
-                    place(&*files, &cache.blob(&repo, digest), &path, entry.path.matches('/').count())?;
+                    place(&*files, &cache.blob(&repo, digest), &path, entry.path.matches('/').count(), &workshop)?;
                 }
                 // A copy has a time of its own.
                 (entry.size, entry.modified) = facts(&path).map_err(HubError::io(&path))?;
@@ -304,7 +316,7 @@ impl Job<'_> {
                 let reference = cache.reference(&repo, &revision);
                 let parent = reference.parent().unwrap_or(&cache.root);
                 files.create_dirs(parent).map_err(HubError::io(parent))?;
-                replace(&*files, &reference, commit.as_bytes()).map_err(HubError::io(&reference))?;
+                replace(&*files, &reference, commit.as_bytes(), &workshop).map_err(HubError::io(&reference))?;
             }
             Ok((Snapshot { repo, commit, folder }, manifest))
         })
@@ -314,7 +326,7 @@ impl Job<'_> {
 
 /// Whether a folder can hold symbolic links.
 fn links_work(files: &dyn FileSystem, folder: &Path) -> bool {
-    let probe = temporary(&folder.join("probe"));
+    let probe = temporary(folder);
     match files.symlink(Path::new("nowhere"), &probe) {
         Ok(()) => {
             let _ = files.remove(&probe);

@@ -1,6 +1,6 @@
 //! What the cache holds, whether it is whole, and what of it can go.
 
-use crate::cache::{Cache, OURS};
+use crate::cache::Cache;
 use crate::digest::{Digest, hash_file};
 use crate::disk::TEMPORARY;
 use crate::error::HubError;
@@ -227,8 +227,12 @@ impl Cache {
             let snapshot = folder.join("snapshots").join(commit);
             let copies =
                 walk(&snapshot)?.into_iter().filter(|file| file.facts.is_file()).map(|file| file.facts.len()).sum();
-            let manifest = folder.join(OURS).join(format!("{commit}.json"));
+            let manifest = self.workshop(repo).join(format!("{commit}.json"));
             found.push(self.item(repo, PruneReason::Detached, vec![manifest, snapshot], copies, None));
+        }
+        let dropped = walk(&self.workshop(repo))?.into_iter().filter(|file| file.name().starts_with(TEMPORARY));
+        for file in dropped.filter(|file| is_settled(&file.facts)) {
+            found.push(self.item(repo, PruneReason::Unfinished, vec![file.path], file.facts.len(), None));
         }
         for blob in &blobs {
             let name = blob.name();

@@ -30,6 +30,7 @@ mod rolling;
 mod transfer;
 
 pub use cache::{Cache, Snapshot};
+pub use client::install_tls;
 pub use config::{HubConfig, Token};
 pub use digest::{Digest, Hashes};
 pub use disk::{Disk, FileSystem, OpenFile};

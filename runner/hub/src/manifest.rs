@@ -74,6 +74,7 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn new(beside: PathBuf, own_cache: Option<&Path>) -> Self {
+        let beside = std::path::absolute(&beside).unwrap_or(beside);
         let name = sha2::Sha256::digest(beside.as_os_str().as_encoded_bytes());
         let name: String = name.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         Self { own: own_cache.map(|cache| cache.join("manifests").join(name + ".json")), beside }
@@ -86,8 +87,9 @@ impl Place {
     pub(crate) fn save(&self, files: &dyn FileSystem, manifest: &Manifest) -> Result<(), HubError> {
         let text = serde_json::to_vec_pretty(manifest).map_err(|error| HubError::Internal(error.to_string()))?;
         let write = |path: &Path| {
-            files.create_dirs(path.parent().unwrap_or(Path::new(".")))?;
-            replace(files, path, &text)
+            let folder = path.parent().unwrap_or(Path::new("."));
+            files.create_dirs(folder)?;
+            replace(files, path, &text, folder)
         };
         match (write(&self.beside), &self.own) {
             (Err(error), Some(own)) if is_read_only(&error) => write(own).map_err(HubError::io(own)),

@@ -53,6 +53,12 @@ fn with_suffix(blob: &Path, suffix: &str) -> PathBuf {
     blob.with_file_name(format!("{name}{suffix}"))
 }
 
+/// What is left of a fetch beside a blob that is whole: its process ended between two last steps.
+pub(crate) fn left_beside(blob: &Path) -> Vec<PathBuf> {
+    let paths = [with_suffix(blob, JOURNAL), part_path(blob)];
+    paths.into_iter().filter(|path| path.symlink_metadata().is_ok()).collect()
+}
+
 /// Bytes of a blob that an earlier run left.
 pub(crate) fn left_over(blob: &Path, size: u64) -> u64 {
     let length = std::fs::symlink_metadata(part_path(blob)).map_or(0, |metadata| metadata.len());
@@ -73,7 +79,8 @@ impl Part {
         let (ranges, lines) = read_journal(&journal, size.min(length));
         if lines > MAX_LINES || length > size {
             files.set_len(&data, length.min(size)).map_err(HubError::io(&part))?;
-            replace(&*files, &journal, text(&ranges).as_bytes()).map_err(HubError::io(&journal))?;
+            replace(&*files, &journal, text(&ranges).as_bytes(), blob.parent().unwrap_or(Path::new(".")))
+                .map_err(HubError::io(&journal))?;
         }
         let journal = files.open(&journal).map_err(HubError::io(&journal))?;
         let journal_length = journal.file.metadata().map_err(HubError::io(&journal.path))?.len();

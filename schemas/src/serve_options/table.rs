@@ -251,8 +251,9 @@ serve_options! {
         disable_thinking: bool = false, SWITCH, [], EFFECTIVE;
         /// Most tokens of reasoning a request. By default no limit but the request's own.
         max_thinking_budget: Option<u32> = None, int(0, 16_777_216), [], accepted("reasoning ends where the model ends it");
-        /// Let tool calls be free text instead of holding them to the tools' schemas.
-        disable_tool_grammar: Option<bool> = None, TRI_STATE, [], accepted("this build does not constrain tool calls");
+        /// Let the arguments of tool calls be any object instead of holding them to the tools' schemas. `false` holds all
+        /// calls to them, `auto` those of tools marked `strict` and those that a request demands.
+        disable_tool_grammar: Option<bool> = None, TRI_STATE, [], EFFECTIVE;
         /// Most tokens of one tool call.
         tool_max_tokens: u32 = 8192, int(1, 16_777_216), [], accepted("a request's own limit counts");
         /// Let the model call tools when a request offers them.
@@ -283,8 +284,9 @@ serve_options! {
         default_max_tokens: Option<u32> = None, int(1, 16_777_216), ["max_tokens", "max_new_tokens"], EFFECTIVE;
         /// Seed of requests that set none. By default a random one a request.
         default_seed: Option<u64> = None, int(0, u64::MAX), ["seed"], EFFECTIVE;
-        /// Top-n-sigma of requests that set none.
-        default_top_n_sigma: f64 = 0.0, number(0.0, 100.0), [], accepted("this build does not have the filter");
+        /// Top-n-sigma of requests that set none: tokens whose logit is more than so many standard deviations below the
+        /// largest are not chosen. 0 does not filter.
+        default_top_n_sigma: f64 = 0.0, number(0.0, 100.0), [], EFFECTIVE;
         /// Change the temperature while generating.
         adaptive_sampling: bool = false, SWITCH, [], accepted("a request is sampled with the parameters it asked for");
     }

@@ -26,7 +26,7 @@ const MAX_TAPS: usize = 8;
 const DIM_UNIT: usize = 8;
 
 /// Bytes of shared memory that each kernel's `Shared` takes (asserted there).
-const FEW_SHARED: u32 = 96_320;
+const FEW_SHARED: u32 = 96_832;
 const KEYS_SHARED: u32 = 67_584;
 const VALUES_SHARED: u32 = 101_376;
 const ANY_SHARED: u32 = 33_056;
@@ -87,8 +87,9 @@ impl DeltaShape {
 /// The recurrent state and the convolution history of one layer, zero-initialised.
 ///
 /// Anchors: f32 `[slot][v_heads][k_dim][v_dim]`; slot 0 stays zero: the state at position 0. Open-block pages: k
-/// `[page][k_heads][64][k_dim]`, u `[page][v_heads][64][v_dim]`, G `[page][v_heads][64]`. Rings: bf16
-/// `[slot][rows][channels]`.
+/// `[page][k_heads][64][k_dim]`, u `[page][v_heads][64][v_dim]`, G `[page][v_heads][64]`. Inputs of the convolution,
+/// bf16: those of the open block in rings `[slot][rows][channels]`, those before it with its anchor,
+/// `[slot][taps − 1][channels]`.
 pub struct DeltaCaches {
     shape: DeltaShape,
     anchors: Memory,
@@ -97,6 +98,7 @@ pub struct DeltaCaches {
     g: Memory,
     ring: Memory,
     ring_rows: usize,
+    history: Memory,
 }
 
 impl DeltaCaches {
@@ -123,12 +125,13 @@ impl DeltaCaches {
             g: device.zeros(4 * open_pages * shape.v_heads * BLOCK)?,
             ring: device.zeros(2 * rings * ring_rows * shape.channels)?,
             ring_rows,
+            history: device.zeros(2 * anchor_slots * (shape.taps - 1) * shape.channels)?,
         })
     }
 
     /// Bytes of all of it.
     pub fn bytes(&self) -> usize {
-        [&self.anchors, &self.k, &self.u, &self.g, &self.ring].iter().map(|memory| memory.bytes()).sum()
+        [&self.anchors, &self.k, &self.u, &self.g, &self.ring, &self.history].iter().map(|memory| memory.bytes()).sum()
     }
 
     /// The anchors, for tests and checkpoints.
@@ -242,7 +245,7 @@ pub struct DeltaKernels {
 
 /// Kernels for segments of few rows and for tiles.
 enum Kind {
-    Fast { few: Kernel, keys: Kernel, values: Kernel },
+    Fast { few: Kernel, lone: Kernel, keys: Kernel, values: Kernel },
     Any { few: Kernel, tiles: Kernel },
 }
 
@@ -256,6 +259,7 @@ impl DeltaKernels {
         let kind = if shape.is_fast() && device.properties().shared_per_block >= VALUES_SHARED {
             Kind::Fast {
                 few: device.kernel("gated_delta_few", "gated_delta_few", FEW_SHARED)?,
+                lone: device.kernel("gated_delta_few", "gated_delta_few_lone", FEW_SHARED)?,
                 keys: device.kernel("gated_delta_tiles", "gated_delta_keys", KEYS_SHARED)?,
                 values: device.kernel("gated_delta_tiles", "gated_delta_values", VALUES_SHARED)?,
             }
@@ -320,8 +324,9 @@ impl DeltaKernels {
         // were made for these caches.
         unsafe {
             match &self.kind {
-                Kind::Fast { few: kernel, .. } => {
+                Kind::Fast { few: kernel, lone, .. } => {
                     let args = DeltaArgs { heads, ..args };
+                    let kernel = if few * args.v_heads <= self.multiprocessors { lone } else { kernel };
                     run(kernel, (args.v_heads / heads, few, 1), 256, FEW_SHARED, &args)?;
                     self.conv.run(tiles, &args)?;
                     self.rule_of_tiles(tiles, &args)?;
@@ -358,6 +363,7 @@ impl DeltaKernels {
             projected: x.address(),
             conv_weight: weight.address(),
             ring: caches.ring.address(),
+            history: caches.history.address(),
             convolved: out.address(),
             stride: width as u32,
             channels: shape.channels as u32,
@@ -480,6 +486,7 @@ impl DeltaKernels {
             a_log: rates.a_log.address(),
             dt_bias: rates.dt_bias.address(),
             ring: caches.ring.address(),
+            history: caches.history.address(),
             anchors: caches.anchors.address(),
             open_k: caches.k.address(),
             open_u: caches.u.address(),

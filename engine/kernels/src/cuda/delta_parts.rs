@@ -19,6 +19,7 @@ pub(super) struct DeltaArgs {
     pub(super) dt_bias: u64,
     pub(super) norm_weight: u64,
     pub(super) ring: u64,
+    pub(super) history: u64,
     pub(super) anchors: u64,
     pub(super) open_k: u64,
     pub(super) open_u: u64,

@@ -1,6 +1,7 @@
 //! `POST /v1/chat/completions`.
 
 mod choice;
+mod grammar;
 mod messages;
 mod output;
 pub(crate) mod prompt;
@@ -9,9 +10,11 @@ mod response;
 mod tools;
 
 use crate::admission::Admission;
+use crate::breakers;
 use crate::envelope::Envelope;
 use crate::error::ApiError;
 use crate::generation::submit::{Job, room, submit};
+use crate::grammars::compile;
 use crate::guard::body::JsonBody;
 use crate::options::check_budget;
 use crate::sse;
@@ -34,10 +37,15 @@ pub(crate) async fn create(
     JsonBody { fields, memory }: JsonBody,
 ) -> Result<Response, ApiError> {
     let request = ChatRequest::parse(fields, &state, state.ready_model()?)?;
-    let ChatRequest { model: name, prompt, parallel_tool_calls, logprobs, options } = request;
-    let RenderedChat { ids, format, continuing } = prompt::render(&state, prompt).await?;
+    let ChatRequest { model: name, prompt, held, parallel_tool_calls, logprobs, mut options } = request;
+    let RenderedChat { ids, format, thinking, continuing } = prompt::render(&state, prompt).await?;
     drop(memory);
+    breakers::resolve(&state, &mut options).await?;
     let model = state.ready_model()?;
+    let grammar = match held.grammar(format.tools, thinking) {
+        Some((grammar, field)) => Some(compile(model, grammar, &field).await?),
+        None => None,
+    };
     let max_tokens = room(model.engine.info(), ids.len(), options.max_tokens, FIELD)?;
     check_budget(options.choices, max_tokens, logprobs.unwrap_or(0), state.config().limits.max_output_units)?;
     let job = Job {
@@ -45,6 +53,7 @@ pub(crate) async fn create(
         field: FIELD,
         prompt: ids,
         options: &options,
+        grammar,
         max_tokens,
         logprobs,
         prompt_logprobs: None,

@@ -4,10 +4,11 @@ use crate::chat::request::ChatPrompt;
 use crate::error::ApiError;
 use crate::model::ServedModel;
 use crate::state::AppState;
+use atlas_engine::sampling::grammar::Thinking;
 use atlas_engine::text::chat_template::ChatInput;
 use atlas_engine::text::control::Segment;
-use atlas_engine::text::parser::{OutputFormat, ToolFormat};
-use serde_json::Value;
+use atlas_engine::text::parser::{OutputFormat, ReasoningFormat, ToolFormat};
+use serde_json::{Map, Value};
 
 /// A chat in tokens.
 #[derive(Debug)]
@@ -15,6 +16,8 @@ pub(crate) struct RenderedChat {
     pub(crate) ids: Vec<u32>,
     /// What the parser looks for in the answer.
     pub(crate) format: OutputFormat,
+    /// What the answer may think before it is held to a grammar.
+    pub(crate) thinking: Thinking,
     /// Whether the answer goes on with the last message.
     pub(crate) continuing: bool,
 }
@@ -47,8 +50,30 @@ fn render_now(model: &ServedModel, chat: ChatPrompt) -> Result<RenderedChat, Api
         reasoning: model.reasoning,
         starts_in_reasoning: starts_in_reasoning(model, &messages, &segments, chat.continue_final_message),
     };
+    let thinking = thinking(model, &segments, &format, &chat.kwargs, chat.continue_final_message);
     let ids = model.tokenizer.encode_segments(&segments, false).map_err(refused)?;
-    Ok(RenderedChat { ids, format, continuing: chat.continue_final_message })
+    Ok(RenderedChat { ids, format, thinking, continuing: chat.continue_final_message })
+}
+
+/// Whether the answer ends a block of reasoning, may begin one, or neither: the prompt has closed one, the message to be
+/// continued has had its chance, or the client wants none.
+fn thinking(
+    model: &ServedModel,
+    segments: &[Segment],
+    format: &OutputFormat,
+    kwargs: &Map<String, Value>,
+    continuing: bool,
+) -> Thinking {
+    let closed = || segments.last().is_some_and(|segment| model.reasoning.closed_by(&segment.text));
+    if format.starts_in_reasoning {
+        Thinking::Open
+    } else if continuing || closed() || kwargs.get("enable_thinking") == Some(&Value::Bool(false)) {
+        Thinking::No
+    } else if model.reasoning == ReasoningFormat::ThinkTags {
+        Thinking::Maybe
+    } else {
+        Thinking::No
+    }
 }
 
 /// Whether the answer begins inside a reasoning block: one that the template opened at the end of the prompt, or that

@@ -1,5 +1,6 @@
 //! A chat request, parsed.
 
+use crate::chat::grammar::Held;
 use crate::chat::messages::messages;
 use crate::chat::tools::{Tools, tools};
 use crate::config::RequestDefaults;
@@ -8,7 +9,8 @@ use crate::fields::Fields;
 use crate::model::ServedModel;
 use crate::options::{MAX_TOP_LOGPROBS, Options};
 use crate::state::AppState;
-use crate::unsupported::{check_response_format, refuse_rest};
+use crate::structured::bound;
+use crate::unsupported::refuse_rest;
 use serde_json::{Map, Value};
 
 /// Everything a chat request asks for.
@@ -17,6 +19,7 @@ pub(crate) struct ChatRequest {
     /// The name by which the model was asked for.
     pub(crate) model: String,
     pub(crate) prompt: ChatPrompt,
+    pub(crate) held: Held,
     pub(crate) parallel_tool_calls: bool,
     pub(crate) logprobs: Option<usize>,
     pub(crate) options: Options,
@@ -39,20 +42,24 @@ impl ChatRequest {
         let name = requested_model(&mut fields, state)?;
         let options = Options::take(&mut fields, 1, config, model.engine.info(), state.identity())?;
         let logprobs = logprobs(&mut fields)?;
-        check_response_format(&mut fields)?;
+        let bound = bound(&mut fields)?;
         if fields.boolean("echo")?.unwrap_or(false) {
             return Err(ApiError::unsupported("echo", "chats are not echoed; use /v1/completions"));
         }
-        let (prompt, parallel_tool_calls) = ChatPrompt::take(&mut fields, &config.defaults)?;
+        let (prompt, tools) = ChatPrompt::take(&mut fields, &config.defaults)?;
         refuse_rest(fields)?;
-        Ok(Self { model: name, prompt, parallel_tool_calls, logprobs, options })
+        if let Some(bound) = bound.as_ref().filter(|_| prompt.continue_final_message) {
+            return Err(ApiError::field(&bound.field, "cannot be used together with continue_final_message"));
+        }
+        let held = Held::new(bound, &tools, config.tool_grammar);
+        Ok(Self { model: name, prompt, held, parallel_tool_calls: tools.parallel, logprobs, options })
     }
 }
 
 impl ChatPrompt {
-    /// Takes the fields that shape the prompt, and whether several tools may be called at once.
-    pub(crate) fn take(fields: &mut Fields, defaults: &RequestDefaults) -> Result<(Self, bool), ApiError> {
-        let Tools { list, parallel } = tools(fields)?;
+    /// Takes the fields that shape the prompt, and what else they say about tools.
+    pub(crate) fn take(fields: &mut Fields, defaults: &RequestDefaults) -> Result<(Self, Tools), ApiError> {
+        let mut tools = tools(fields)?;
         let messages = messages(fields)?;
         let continue_final_message = fields.boolean("continue_final_message")?.unwrap_or(false);
         let add_generation_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(!continue_final_message);
@@ -61,8 +68,9 @@ impl ChatPrompt {
             return Err(fields.error("continue_final_message", problem));
         }
         let kwargs = template_kwargs(fields, defaults)?;
+        let list = std::mem::take(&mut tools.list);
         let prompt = Self { messages, tools: list, add_generation_prompt, continue_final_message, kwargs };
-        Ok((prompt, parallel))
+        Ok((prompt, tools))
     }
 }
 

@@ -5,13 +5,17 @@ mod request;
 mod response;
 
 use crate::admission::Admission;
+use crate::breakers;
 use crate::envelope::Envelope;
 use crate::error::ApiError;
 use crate::generation::submit::{Job, room, submit};
+use crate::grammars::compile;
 use crate::guard::body::JsonBody;
 use crate::options::check_budget;
 use crate::sse;
 use crate::state::AppState;
+use crate::structured::Bound;
+use atlas_engine::sampling::grammar::OutputGrammar;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -32,7 +36,12 @@ pub(crate) async fn create(
     let mut request = CompletionRequest::parse(fields, &state, state.ready_model()?)?;
     let prompts = request::encode(&state, &mut request).await?;
     drop(memory);
+    breakers::resolve(&state, &mut request.options).await?;
     let model = state.ready_model()?;
+    let grammar = match request.bound.take() {
+        Some(Bound { field, grammar }) => Some(compile(model, OutputGrammar::content(grammar), &field).await?),
+        None => None,
+    };
     let options = request.options;
     let wanted = Some(options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
     let prompt_logprobs = request.logprobs.filter(|_| request.echo);
@@ -53,6 +62,7 @@ pub(crate) async fn create(
             field: FIELD,
             prompt: prompt.ids,
             options: &options,
+            grammar: grammar.clone(),
             max_tokens,
             logprobs: request.logprobs,
             prompt_logprobs,

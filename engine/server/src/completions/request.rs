@@ -7,7 +7,8 @@ use crate::generation::logprobs::{ScoredToken, score};
 use crate::model::ServedModel;
 use crate::options::{MAX_TOP_LOGPROBS, Options, token_id};
 use crate::state::AppState;
-use crate::unsupported::{check_response_format, refuse_rest};
+use crate::structured::{Bound, bound};
+use crate::unsupported::refuse_rest;
 use atlas_engine::engine::TokenLogprobs;
 use atlas_engine::text::detokenizer::Detokenizer;
 use atlas_engine::text::tokenizer::Tokenizer;
@@ -22,6 +23,8 @@ pub(crate) struct CompletionRequest {
     pub(crate) add_special_tokens: bool,
     pub(crate) echo: bool,
     pub(crate) logprobs: Option<usize>,
+    /// What the completions are held to.
+    pub(crate) bound: Option<Bound>,
     pub(crate) options: Options,
 }
 
@@ -63,7 +66,7 @@ impl CompletionRequest {
         if best_of.is_some_and(|best_of| best_of != options.choices) {
             return Err(ApiError::unsupported("best_of", "choosing among more completions than `n` is not supported"));
         }
-        check_response_format(&mut fields)?;
+        let bound = bound(&mut fields)?;
         let add_special_tokens = fields.boolean("add_special_tokens")?.unwrap_or(true);
         let prompt = fields.take("prompt").ok_or_else(|| fields.error("prompt", "is required"))?;
         let prompts = prompts(prompt, model.engine.info().vocab_size)?;
@@ -73,7 +76,7 @@ impl CompletionRequest {
             return Err(ApiError::field("prompt", problem));
         }
         refuse_rest(fields)?;
-        Ok(Self { model: name, prompts, add_special_tokens, echo, logprobs, options })
+        Ok(Self { model: name, prompts, add_special_tokens, echo, logprobs, bound, options })
     }
 }
 

@@ -6,6 +6,8 @@ use crate::model::ServedModel;
 use crate::options::Options;
 use crate::state::AppState;
 use atlas_engine::engine::{GenerateRequest, ModelInfo, SubmitError};
+use atlas_engine::sampling::grammar::CompiledGrammar;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// One prompt, to be answered `options.choices` times.
@@ -17,6 +19,8 @@ pub(crate) struct Job<'a> {
     pub(crate) field: &'static str,
     pub(crate) prompt: Vec<u32>,
     pub(crate) options: &'a Options,
+    /// What every choice is held to.
+    pub(crate) grammar: Option<Arc<CompiledGrammar>>,
     /// After [`room`].
     pub(crate) max_tokens: usize,
     pub(crate) logprobs: Option<usize>,
@@ -52,6 +56,7 @@ fn submit_choice(state: &AppState, model: &ServedModel, job: &Job<'_>, index: us
         prompt: job.prompt.clone(),
         max_tokens: job.max_tokens,
         sampling: job.options.sampling_of(index),
+        grammar: job.grammar.clone(),
         stop_tokens: job.options.stop_tokens.clone(),
         logprobs: job.logprobs,
         // The prompt is the same for all choices.

@@ -200,12 +200,20 @@ async fn max_tokens_is_cut_to_the_context() {
 async fn sampling_reaches_the_engine() {
     let server = TestServer::start(ScriptedEngine::says("x")).await;
     let more = r#", "temperature": 0.5, "top_p": 0.25, "top_k": 9, "min_p": 0.125, "presence_penalty": -1,
-        "frequency_penalty": 2, "repetition_penalty": 1.5, "seed": -3, "logit_bias": {"65": -100, "66": 1.5}"#;
+        "frequency_penalty": 2, "repetition_penalty": 1.5, "seed": -3, "logit_bias": {"65": -100, "66": 1.5},
+        "top_n_sigma": 1.5, "typical_p": 0.75, "dry_multiplier": 0.5, "dry_base": 2, "dry_allowed_length": 3,
+        "dry_penalty_last_n": 64, "dry_sequence_breakers": ["b", "a"]"#;
     server.chat(more).await;
     server.chat(r#", "top_k": -1"#).await;
+    server.chat(r#", "dry_multiplier": 0.8, "dry_penalty_last_n": -1"#).await;
     let requests = server.engine.requests();
     insta::assert_debug_snapshot!(requests[0].sampling);
     assert_eq!((requests[1].sampling.top_k, requests[1].sampling.seed, requests[1].sampling.temperature), (0, 7, 1.0));
+    assert_eq!(requests[1].sampling.dry.multiplier, 0.0);
+    let dry = &requests[2].sampling.dry;
+    assert_eq!((dry.last_n, dry.allowed_length, dry.base), (None, 2, 1.75));
+    // The test tokenizer has one token a byte.
+    assert_eq!(dry.breakers.to_vec(), b"\n\"*:".map(u32::from));
 }
 
 #[tokio::test]

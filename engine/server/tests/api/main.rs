@@ -6,6 +6,7 @@ mod cancel;
 mod chat;
 mod completions;
 mod connections;
+mod grammars;
 mod guards;
 mod life;
 mod logs;

@@ -10,7 +10,7 @@ struct Number {
     inside: &'static [&'static str],
 }
 
-const CHAT: [Number; 13] = [
+const CHAT: [Number; 19] = [
     Number { field: "max_tokens", outside: &["-1", "0", "2147483648", "1.5"], inside: &["1", "2147483647", "4.0"] },
     Number { field: "max_completion_tokens", outside: &["-1", "0", "2147483648"], inside: &["1", "2147483647"] },
     Number { field: "n", outside: &["-1", "0", "129", "2147483648", "1.5"], inside: &["1", "2"] },
@@ -18,6 +18,12 @@ const CHAT: [Number; 13] = [
     Number { field: "top_p", outside: &["-1", "1.001", "2147483648"], inside: &["0", "1"] },
     Number { field: "min_p", outside: &["-1", "1.001", "2147483648"], inside: &["0", "1"] },
     Number { field: "top_k", outside: &["-2", "2147483648", "0.5"], inside: &["-1", "0", "2147483647"] },
+    Number { field: "top_n_sigma", outside: &["-1.1", "100.1", "2147483648"], inside: &["-1", "0", "1.5", "100"] },
+    Number { field: "typical_p", outside: &["-0.1", "1.001", "2147483648"], inside: &["0", "0.5", "1"] },
+    Number { field: "dry_multiplier", outside: &["-0.1", "100.1", "2147483648"], inside: &["0", "0.8", "100"] },
+    Number { field: "dry_base", outside: &["0.9", "100.1", "2147483648"], inside: &["1", "1.75", "100"] },
+    Number { field: "dry_allowed_length", outside: &["0", "-1", "2147483648", "1.5"], inside: &["1", "2147483647"] },
+    Number { field: "dry_penalty_last_n", outside: &["-2", "2147483648", "0.5"], inside: &["-1", "0", "2147483647"] },
     Number { field: "presence_penalty", outside: &["-2.1", "2.1", "2147483648"], inside: &["-2", "2", "0"] },
     Number { field: "frequency_penalty", outside: &["-2.1", "2.1", "2147483648"], inside: &["-2", "2", "0"] },
     Number { field: "repetition_penalty", outside: &["-1", "0", "10.1", "2147483648"], inside: &["0.01", "1", "10"] },
@@ -96,13 +102,15 @@ async fn top_logprobs_and_flags() {
         (", \"reasoning_effort\": 3", "reasoning_effort"),
         (", \"chat_template_kwargs\": []", "chat_template_kwargs"),
         (", \"chat_template_kwargs\": {\"messages\": []}", "chat_template_kwargs.messages"),
-        (", \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {}}", "response_format"),
-        (", \"response_format\": {\"type\": \"json_object\"}", "response_format"),
+        (
+            ", \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {}}",
+            "response_format.json_schema.schema",
+        ),
         (", \"response_format\": \"json\"", "response_format"),
         (", \"tool_choice\": \"required\"", "tool_choice"),
         (", \"model\": 3", "model"),
         (", \"functions\": []", "functions"),
-        (", \"guided_json\": {}", "guided_json"),
+        (", \"ebnf\": \"root ::= a\"", "ebnf"),
         (", \"echo\": true", "echo"),
     ] {
         refused(&server, "/v1/chat/completions", &without_duplicates(fields), param).await;
@@ -128,6 +136,14 @@ async fn lists() {
         (String::from(", \"stop\": [null]"), "stop"),
         (format!(", \"stop\": [{}]", many(17, "\"a\"")), "stop"),
         (format!(", \"stop\": \"{}\"", "a".repeat(1025)), "stop"),
+        (String::from(", \"dry_sequence_breakers\": 3"), "dry_sequence_breakers"),
+        (String::from(", \"dry_sequence_breakers\": [\"\"]"), "dry_sequence_breakers"),
+        (format!(", \"dry_sequence_breakers\": [{}]", many(17, "\"a\"")), "dry_sequence_breakers"),
+        (format!(", \"dry_sequence_breakers\": [\"{}\"]", "a".repeat(65)), "dry_sequence_breakers"),
+        (
+            String::from(", \"dry_multiplier\": 1, \"dry_sequence_breakers\": [\"a\", \"bc\"]"),
+            "dry_sequence_breakers[1]",
+        ),
         (String::from(", \"stop_token_ids\": [265]"), "stop_token_ids[0]"),
         (String::from(", \"stop_token_ids\": [1, -1]"), "stop_token_ids[1]"),
         (String::from(", \"stop_token_ids\": {}"), "stop_token_ids"),

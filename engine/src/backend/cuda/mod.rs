@@ -290,6 +290,10 @@ impl Backend for CudaBackend {
         self.collect(batch)
     }
 
+    fn resumes_at_anchors(&self) -> bool {
+        true
+    }
+
     fn weight_bytes(&self) -> u64 {
         self.launches.weights.bytes()
     }

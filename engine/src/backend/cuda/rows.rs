@@ -27,7 +27,7 @@ impl Shape {
         let context = batch.segments.iter().map(|s| s.start + s.rows).max().unwrap_or(0);
         let few = batch.segments.iter().filter(|segment| segment.rows <= FEW_ROWS).count();
         let most = batch.segments.iter().map(|s| s.rows).filter(|rows| *rows <= FEW_ROWS).max().unwrap_or(1);
-        let few_rows = if most <= 1 { 1 } else { FEW_ROWS };
+        let few_rows = most.next_power_of_two();
         if few == batch.segments.len() {
             let rows = bucket(batch.rows());
             // Every row of such a step may want logits; whether it does is no part of the shape.
@@ -115,9 +115,9 @@ mod tests {
         let mut distinct = shapes.clone();
         distinct.dedup();
         assert!(distinct.len() <= 12, "{}", distinct.len());
-        let (group, wider) = (Shape::of(&batch(&[1, 4])), Shape::of(&batch(&[3, 5])));
+        let (group, wider) = (Shape::of(&batch(&[1, 4])), Shape::of(&batch(&[4, 3])));
         assert_eq!(group, wider, "verify groups share shapes");
-        assert_eq!((group.rows, group.few, group.few_rows), (8, 2, FEW_ROWS));
+        assert_eq!((group.rows, group.few, group.few_rows), (8, 2, 4));
     }
 
     #[test]

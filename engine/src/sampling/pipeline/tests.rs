@@ -1,4 +1,5 @@
-use super::super::filters::by_rank;
+use super::super::Dry;
+use super::super::filters::tests::reference as filtered;
 use super::*;
 use proptest::prelude::*;
 
@@ -79,6 +80,14 @@ fn frequencies_are_the_softmax() {
         let statistic = chi_square(&top_k, &logits, &[4, 1, 7], 40_000);
         assert!(statistic < 13.82, "seed {seed}, top-k: {statistic}");
         // Probabilities 0.39, 0.24, 0.13, 0.11, …: 0.8 is reached by the fourth.
+        // The deviation is 1.0: those from 0.7 on are within 1.5 of them.
+        let top_n_sigma = SamplingParams { seed, top_n_sigma: 1.5, ..sampled(1.0) };
+        let statistic = chi_square(&top_n_sigma, &logits, &[4, 1, 7, 3], 40_000);
+        assert!(statistic < 16.27, "seed {seed}, top-n-sigma: {statistic}");
+        // The mean score is 1.33 of 2.2 at most: 1.1, 1.7, 0.9 and 2.2 are nearest.
+        let typical = SamplingParams { seed, typical_p: 0.6, ..sampled(1.0) };
+        let statistic = chi_square(&typical, &logits, &[7, 1, 3, 4], 40_000);
+        assert!(statistic < 16.27, "seed {seed}, typical: {statistic}");
         let top_p = SamplingParams { seed, top_p: 0.8, ..sampled(1.0) };
         let statistic = chi_square(&top_p, &logits, &[4, 1, 7, 3], 40_000);
         assert!(statistic < 16.27, "seed {seed}, top-p: {statistic}");
@@ -104,14 +113,7 @@ fn neighbouring_positions_and_seeds_are_independent() {
 
 /// The definition without shortcuts: sort all candidates, filter, try each with its noise.
 fn reference(params: &SamplingParams, logits: &[f32], position: u64) -> u32 {
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut likeliest: Vec<u32> = (0..).take(logits.len()).collect();
-    likeliest.sort_by(|a, b| logits[*b as usize].partial_cmp(&logits[*a as usize]).unwrap().then(a.cmp(b)));
-    likeliest.truncate(if params.top_k == 0 { logits.len() } else { params.top_k as usize });
-    let score = |id: u32| (logits[id as usize] - largest) / params.temperature;
-    let mut all: Vec<Scored> = likeliest.iter().map(|&id| Scored { score: score(id), id }).collect();
-    Filters { top_p: params.top_p, min_p: params.min_p }.apply(&mut all);
-    all.sort_by(by_rank);
+    let all = filtered(params, logits);
     let value = |c: &Scored| c.score + Noise::new(params.seed, position).gumbel(c.id);
     let best = all.iter().max_by(|a, b| value(a).total_cmp(&value(b)).then(b.id.cmp(&a.id)));
     best.unwrap().id
@@ -172,11 +174,17 @@ fn what_is_asked_of_a_row_follows_from_the_parameters() {
     let sample = Selection::Sample { temperature: 0.5, seed: 3, position: 7 };
     assert_eq!(asked(SamplingParams { seed: 3, ..sampled(0.5) }), sample);
     assert_eq!(asked(SamplingParams { top_k: 20, min_p: 0.1, ..sampled(1.0) }), Selection::Top { k: 20 });
-    assert_eq!(asked(SamplingParams { top_k: 256, top_p: 0.9, ..sampled(1.0) }), Selection::Top { k: 256 });
+    assert_eq!(
+        asked(SamplingParams { top_k: 256, top_p: 0.9, typical_p: 0.9, ..sampled(1.0) }),
+        Selection::Top { k: 256 }
+    );
     for whole in [
         SamplingParams { top_k: 257, ..sampled(1.0) },
         SamplingParams { top_p: 0.9, ..sampled(1.0) },
         SamplingParams { min_p: 0.1, ..sampled(1.0) },
+        SamplingParams { typical_p: 0.9, ..sampled(1.0) },
+        SamplingParams { top_k: 20, top_n_sigma: 1.0, ..sampled(1.0) },
+        SamplingParams { top_k: 20, dry: Dry { multiplier: 0.8, ..Dry::default() }, ..sampled(0.0) },
         SamplingParams { repetition_penalty: 1.1, ..sampled(0.0) },
         SamplingParams { presence_penalty: 0.1, ..sampled(1.0) },
         SamplingParams { top_k: 20, frequency_penalty: 0.1, ..sampled(1.0) },
@@ -208,16 +216,20 @@ fn params_strategy() -> impl Strategy<Value = SamplingParams> {
         any::<u64>(),
         prop_oneof![Just(1.0f32), 0.5f32..2.0],
         prop_oneof![Just(0.0f32), -1.0f32..1.0],
+        (prop_oneof![Just(0.0f32), 0.1f32..3.0], prop_oneof![Just(1.0f32), 0.0f32..1.0], 0.0f32..2.0),
     )
-        .prop_map(|(temperature, top_k, top_p, min_p, seed, repetition_penalty, penalty)| SamplingParams {
+        .prop_map(|(temperature, top_k, top_p, min_p, seed, repetition_penalty, penalty, more)| SamplingParams {
             temperature,
+            top_n_sigma: more.0,
             top_k,
+            typical_p: more.1,
             top_p,
             min_p,
             seed,
             repetition_penalty,
             presence_penalty: penalty,
             frequency_penalty: penalty / 2.0,
+            dry: Dry { multiplier: more.2, allowed_length: 1, ..Dry::default() },
             logit_bias: vec![(1, penalty)],
         })
 }
@@ -233,7 +245,8 @@ proptest! {
         params in params_strategy(), logits in logits_strategy(), position: u64,
     ) {
         let plain = SamplingParams {
-            repetition_penalty: 1.0, presence_penalty: 0.0, frequency_penalty: 0.0, logit_bias: vec![], ..params
+            repetition_penalty: 1.0, presence_penalty: 0.0, frequency_penalty: 0.0, dry: Dry::default(),
+            logit_bias: vec![], ..params
         };
         let mut sampler = Sampler::new(&plain, &[], logits.len());
         prop_assert_eq!(sampler.choose(&logits, position), Ok(reference(&plain, &logits, position)));
@@ -294,7 +307,8 @@ proptest! {
         }
         if plain {
             params = SamplingParams {
-                repetition_penalty: 1.0, presence_penalty: 0.0, frequency_penalty: 0.0, logit_bias: vec![], ..params
+                repetition_penalty: 1.0, presence_penalty: 0.0, frequency_penalty: 0.0, dry: Dry::default(),
+            logit_bias: vec![], ..params
             };
         }
         let mut sampler = Sampler::new(&params, &[3], logits.len());

@@ -39,6 +39,11 @@ impl ReasoningFormat {
         self == Self::ThinkTags && prompt.trim_end().ends_with(THINK)
     }
 
+    /// Whether this prompt closes a reasoning block at its end, so that the output begins after it.
+    pub fn closed_by(self, prompt: &str) -> bool {
+        self == Self::ThinkTags && prompt.trim_end().ends_with(END_THINK)
+    }
+
     /// Whether a text that the output continues leaves a reasoning block open.
     pub fn left_open_by(self, text: &str) -> bool {
         let last = |marker| text.rfind(marker).map_or(0, |at| at + 1);

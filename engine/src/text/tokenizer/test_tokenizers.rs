@@ -16,6 +16,33 @@ pub(crate) fn tiny() -> &'static Tokenizer {
     &TINY
 }
 
+/// One token for each byte, and the special tokens `<eos>` (256), `<think>` (257), `</think>` (258), `<tool_call>`
+/// (259) and `</tool_call>` (260).
+pub(crate) fn bytes() -> Tokenizer {
+    let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+    let mut letters: Vec<char> = alphabet.into_iter().collect();
+    letters.sort_unstable();
+    let vocab: serde_json::Map<_, _> = letters.iter().enumerate().map(|(id, c)| (c.to_string(), id.into())).collect();
+    let specials = ["<eos>", "<think>", "</think>", "<tool_call>", "</tool_call>"];
+    let added = |(index, content): (usize, &&str)| {
+        json!({"id": 256 + index, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": false, "special": true})
+    };
+    let json = json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": specials.iter().enumerate().map(added).collect::<Vec<_>>(),
+        "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        "post_processor": null,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                  "vocab": vocab, "merges": []}
+    });
+    let config = br#"{"eos_token": "<eos>"}"#;
+    Tokenizer::from_bytes(json.to_string().as_bytes(), Some(config)).expect("test tokenizer")
+}
+
 /// A SentencePiece-like tokenizer with byte fallback, a beginning-of-sequence token, a run of spaces as an ordinary
 /// added token, and a control token that is also a mergeable piece.
 pub(crate) fn sentencepiece() -> Tokenizer {

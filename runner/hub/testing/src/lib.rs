@@ -10,5 +10,5 @@ mod server;
 
 pub use behaviour::{Behaviour, End, Fault, Kind};
 pub use repo::{File, Random, Repo};
-pub use run::{Report, check_cache, limits, run_seed};
+pub use run::{Report, Unsynced, check_cache, limits, run_seed};
 pub use server::{HubServer, Seen};

@@ -253,17 +253,13 @@ impl Shared {
             return send(stream, &Reply::status("404 Not Found").with("X-Error-Code: RepoNotFound"), false, &self.stop);
         }
         if let Some(fault) = fault {
-            let siblings = listing["siblings"].as_array_mut().unwrap();
-            let target = siblings.iter().position(|sibling| sibling["rfilename"] == fault.path.as_str()).unwrap_or(0);
             match fault.behaviour {
                 Behaviour::ListHtml => reply.body = Arc::new(b"<html>Please log in</html>".to_vec()),
                 Behaviour::ListTruncated => ending = Some(true),
                 Behaviour::ListStall => ending = Some(false),
                 Behaviour::ListEndless => reply.body = Arc::new(vec![b' '; 4 << 20]),
                 Behaviour::List500 => reply.status = "500 Internal Server Error",
-                Behaviour::ListMissing => {
-                    reply = Reply::status("404 Not Found").with("X-Error-Code: RepoNotFound");
-                }
+                Behaviour::ListMissing => reply = Reply::status("404 Not Found").with("X-Error-Code: RepoNotFound"),
                 Behaviour::ListNoRevision => {
                     reply = Reply::status("404 Not Found").with("X-Error-Code: RevisionNotFound");
                 }
@@ -271,36 +267,8 @@ impl Shared {
                     reply = Reply::status("307 Temporary Redirect")
                         .with("Location: /api/models/moved/model/revision/main?blobs=true");
                 }
-                Behaviour::ListTraversal => {
-                    for path in
-                        ["../../../config.json", "/etc/config.json", "..\\model.safetensors", "a/../../x.safetensors"]
-                    {
-                        let mut evil = siblings[target].clone();
-                        evil["rfilename"] = path.into();
-                        siblings.push(evil);
-                    }
-                }
-                Behaviour::ListTwice => siblings.push(siblings[target].clone()),
                 Behaviour::ListBadCommit => listing["sha"] = "../../../../tmp".into(),
-                Behaviour::ListNoDigest => {
-                    let sibling = siblings[target].as_object_mut().unwrap();
-                    sibling.remove("lfs");
-                    sibling.remove("blobId");
-                }
-                Behaviour::ListWrongSize => {
-                    let size = siblings[target]["size"].as_u64().unwrap() + 1;
-                    siblings[target]["size"] = size.into();
-                    if siblings[target].get("lfs").is_some() {
-                        siblings[target]["lfs"]["size"] = size.into();
-                    }
-                }
-                Behaviour::ListWrongDigest => {
-                    siblings[target]["blobId"] = "cd".repeat(20).into();
-                    if siblings[target].get("lfs").is_some() {
-                        siblings[target]["lfs"]["sha256"] = "cd".repeat(32).into();
-                    }
-                }
-                _ => {}
+                _ => change_listing(&mut listing, &fault),
             }
         }
         if reply.body.is_empty() && reply.status.starts_with("200") {
@@ -391,10 +359,16 @@ impl Shared {
         }
         if let Some(fault) = fault {
             let at = (reply.part.len() as u64 * fault.at / 1000) as usize;
-            match self.misbehave(&fault, at, stream, request, file, &mut reply, &mut content_range)? {
-                Some(goes_on) => return Ok(goes_on),
-                None => {}
+            if let Some(other) = self.instead(&fault, request, file) {
+                return send(stream, &other, false, &self.stop);
             }
+            if let Some(goes_on) = break_off(stream, fault.behaviour, &self.stop)? {
+                return Ok(goes_on);
+            }
+            if fault.behaviour == Behaviour::Expire {
+                self.signature.fetch_add(1, Ordering::Relaxed);
+            }
+            change(&fault, at, &mut reply, &mut content_range);
         }
         if let Some((start, end, total)) = content_range {
             reply.headers.push(format!("Content-Range: bytes {start}-{}/{total}", end.saturating_sub(1)));
@@ -402,143 +376,155 @@ impl Shared {
         send(stream, &reply, false, &self.stop)
     }
 
-    /// Changes the reply; where it is another reply altogether, sends that.
-    #[expect(clippy::too_many_arguments, reason = "all that a fault may touch")]
-    fn misbehave(
-        &self,
-        fault: &Fault,
-        at: usize,
-        mut stream: &TcpStream,
-        request: &Request,
-        file: &File,
-        reply: &mut Reply,
-        content_range: &mut Option<(usize, usize, usize)>,
-    ) -> std::io::Result<Option<bool>> {
-        let stop = &self.stop;
-        let instead = |reply: Reply| send(stream, &reply, false, stop).map(Some);
-        match fault.behaviour {
-            Behaviour::Truncate => reply.ending = Ending::Close(at),
-            Behaviour::Reset => reply.ending = Ending::Reset(at),
-            Behaviour::Stall => reply.ending = Ending::Stall(at),
-            Behaviour::StallAt99 => reply.ending = Ending::Stall(reply.part.len().saturating_sub(1)),
-            Behaviour::Trickle => reply.ending = Ending::Trickle(at),
-            Behaviour::LongLength | Behaviour::Excess => {
-                let mut more = reply.body[reply.part.clone()].to_vec();
-                more.extend(vec![7; 1 + at]);
-                reply.length = (fault.behaviour == Behaviour::LongLength).then_some(more.len());
-                (reply.part, reply.body) = (0..more.len(), Arc::new(more));
-            }
-            Behaviour::ShortLength => {
-                reply.length = Some(reply.part.len().saturating_sub(1));
-                reply.part.end = reply.part.start + reply.part.len().saturating_sub(1);
-            }
-            Behaviour::NoLength => reply.length = None,
-            Behaviour::CorruptByte => {
-                let mut bytes = reply.body.to_vec();
-                if let Some(byte) = bytes[reply.part.clone()].get_mut(at) {
-                    *byte ^= 1;
-                }
-                reply.body = Arc::new(bytes);
-            }
-            Behaviour::OtherBytes => reply.body = Arc::new(vec![9; reply.body.len()]),
-            Behaviour::Html => return instead(Reply::page("200 OK")),
-            Behaviour::Empty => return instead(Reply::status("200 OK")),
-            Behaviour::NoContent => return instead(Reply::status("204 No Content")),
-            Behaviour::IgnoreRange => {
-                *content_range = None;
-                (reply.status, reply.part) = ("200 OK", 0..reply.body.len());
-                reply.length = Some(reply.body.len());
-            }
-            Behaviour::ShiftedRange => {
-                if let Some(range) = content_range {
-                    range.0 += 1;
-                    range.1 += 1;
-                } else {
-                    reply.status = "206 Partial Content";
-                }
-            }
-            Behaviour::WrongTotal => match content_range {
-                Some(range) => range.2 += 1,
-                None => reply.status = "203 Something Else",
-            },
-            Behaviour::NoRangeHeader => {
-                *content_range = None;
-                reply.status = "206 Partial Content";
-            }
-            Behaviour::ShortPart => {
-                if let Some(range) = content_range {
-                    range.1 = range.0 + (range.1 - range.0).div_ceil(2);
-                    reply.part.end = range.1;
-                    reply.length = Some(reply.part.len());
-                }
-            }
-            Behaviour::Status416 => return instead(Reply::status("416 Range Not Satisfiable")),
-            Behaviour::TooManyNow => return instead(Reply::status("429 Too Many Requests").with("Retry-After: 0")),
-            Behaviour::TooManyLong => {
-                return instead(Reply::status("429 Too Many Requests").with("Retry-After: 86400"));
-            }
-            Behaviour::TooManyDate => {
-                return instead(
-                    Reply::status("429 Too Many Requests").with("Retry-After: Wed, 21 Oct 2099 07:28:00 GMT"),
-                );
-            }
-            Behaviour::Error500 => return instead(Reply::status("500 Internal Server Error")),
-            Behaviour::Error502 => return instead(Reply::page("502 Bad Gateway")),
-            Behaviour::Error503 => return instead(Reply::status("503 Service Unavailable")),
+    /// Another reply altogether.
+    fn instead(&self, fault: &Fault, request: &Request, file: &File) -> Option<Reply> {
+        let busy = |header: &str| Reply::status("429 Too Many Requests").with(header);
+        Some(match fault.behaviour {
+            Behaviour::Html => Reply::page("200 OK"),
+            Behaviour::Empty => Reply::status("200 OK"),
+            Behaviour::NoContent => Reply::status("204 No Content"),
+            Behaviour::Status416 => Reply::status("416 Range Not Satisfiable"),
+            Behaviour::TooManyNow => busy("Retry-After: 0"),
+            Behaviour::TooManyLong => busy("Retry-After: 86400"),
+            Behaviour::TooManyDate => busy("Retry-After: Wed, 21 Oct 2099 07:28:00 GMT"),
+            Behaviour::Error500 => Reply::status("500 Internal Server Error"),
+            Behaviour::Error502 => Reply::page("502 Bad Gateway"),
+            Behaviour::Error503 => Reply::status("503 Service Unavailable"),
             Behaviour::RedirectLoop => {
-                let reply = Reply::status("302 Found").with(&format!("Location: {}", request.target));
                 // Whoever comes back is sent round again.
                 if let Some(fault) = &mut *lock(&self.fault) {
                     fault.times = fault.times.max(8 * u32::from(fault.times > 0));
                 }
-                return instead(reply);
+                Reply::status("302 Found").with(&format!("Location: {}", request.target))
             }
-            Behaviour::RedirectNowhere => return instead(Reply::status("302 Found")),
-            Behaviour::RedirectToFile => {
-                return instead(Reply::status("302 Found").with("Location: file:///etc/passwd"));
-            }
+            Behaviour::RedirectNowhere => Reply::status("302 Found"),
+            Behaviour::RedirectToFile => Reply::status("302 Found").with("Location: file:///etc/passwd"),
             Behaviour::RedirectOn if file.lfs && !request.target.contains("forever") => {
                 let to = format!("Location: http://{}/blob/{}?sig=forever", self.third, file.digest);
-                return instead(Reply::status("307 Temporary Redirect").with(&to));
+                Reply::status("307 Temporary Redirect").with(&to)
             }
-            Behaviour::Forbidden => return instead(Reply::status("403 Forbidden")),
-            Behaviour::Gone => return instead(Reply::status("404 Not Found")),
-            Behaviour::Expire => {
-                self.signature.fetch_add(1, Ordering::Relaxed);
-                reply.ending = Ending::Close(at.min(reply.part.len().saturating_sub(1)));
-                if fault.times > 1000 {
-                    return instead(Reply::status("403 Forbidden"));
-                }
+            Behaviour::Forbidden => Reply::status("403 Forbidden"),
+            Behaviour::Expire if fault.times > 1000 => Reply::status("403 Forbidden"),
+            Behaviour::Gone => Reply::status("404 Not Found"),
+            _ => return None,
+        })
+    }
+}
+
+/// The right list, made wrong at one file.
+fn change_listing(listing: &mut serde_json::Value, fault: &Fault) {
+    let siblings = listing["siblings"].as_array_mut().unwrap();
+    let target = siblings.iter().position(|sibling| sibling["rfilename"] == fault.path.as_str()).unwrap_or(0);
+    let lfs = siblings[target].get("lfs").is_some();
+    match fault.behaviour {
+        Behaviour::ListTraversal => {
+            for path in ["../../../config.json", "/etc/config.json", "..\\model.safetensors", "a/../../x.safetensors"] {
+                let mut evil = siblings[target].clone();
+                evil["rfilename"] = path.into();
+                siblings.push(evil);
             }
-            Behaviour::CloseEarly => return Ok(Some(false)),
-            Behaviour::Garbage => {
-                stream.write_all(b"\x15\x03\x01 no HTTP here\r\n\r\n")?;
-                return Ok(Some(false));
-            }
-            Behaviour::HugeHeaders => {
-                stream.write_all(b"HTTP/1.1 200 OK\r\n")?;
-                for _ in 0..20_000 {
-                    stream.write_all(
-                        b"X-More: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n",
-                    )?;
-                }
-                return Ok(Some(false));
-            }
-            Behaviour::SlowHeaders => {
-                wait(stream, STALL, stop);
-                return Ok(Some(false));
-            }
-            Behaviour::Gzip => reply.headers.push("Content-Encoding: gzip".to_owned()),
-            Behaviour::WeakTag => {
-                let weak = |header: &mut String| *header = header.replace("ETag: \"", "ETag: W/\"");
-                reply.headers.iter_mut().for_each(weak);
-                if reply.headers.is_empty() {
-                    reply.headers.push(format!("ETag: \"{}\"", "99".repeat(32)));
-                }
-            }
-            _ => {}
         }
-        Ok(None)
+        Behaviour::ListTwice => siblings.push(siblings[target].clone()),
+        Behaviour::ListNoDigest => {
+            let sibling = siblings[target].as_object_mut().unwrap();
+            sibling.remove("lfs");
+            sibling.remove("blobId");
+        }
+        Behaviour::ListWrongSize => {
+            let size = siblings[target]["size"].as_u64().unwrap() + 1;
+            siblings[target]["size"] = size.into();
+            if lfs {
+                siblings[target]["lfs"]["size"] = size.into();
+            }
+        }
+        Behaviour::ListWrongDigest => {
+            siblings[target]["blobId"] = "cd".repeat(20).into();
+            if lfs {
+                siblings[target]["lfs"]["sha256"] = "cd".repeat(32).into();
+            }
+        }
+        _ => {}
+    }
+}
+
+/// No reply that anybody could read; says whether the connection goes on.
+fn break_off(mut stream: &TcpStream, behaviour: Behaviour, stop: &AtomicBool) -> std::io::Result<Option<bool>> {
+    match behaviour {
+        Behaviour::CloseEarly => {}
+        Behaviour::Garbage => stream.write_all(b"\x15\x03\x01 no HTTP here\r\n\r\n")?,
+        Behaviour::HugeHeaders => {
+            stream.write_all(b"HTTP/1.1 200 OK\r\n")?;
+            let line = format!("X-More: {}\r\n", "a".repeat(80));
+            for _ in 0..20_000 {
+                stream.write_all(line.as_bytes())?;
+            }
+        }
+        Behaviour::SlowHeaders => wait(stream, STALL, stop),
+        _ => return Ok(None),
+    }
+    Ok(Some(false))
+}
+
+/// The right reply, made wrong.
+fn change(fault: &Fault, at: usize, reply: &mut Reply, content_range: &mut Option<(usize, usize, usize)>) {
+    let length = reply.part.len();
+    match fault.behaviour {
+        Behaviour::Truncate => reply.ending = Ending::Close(at),
+        Behaviour::Expire => reply.ending = Ending::Close(at.min(length.saturating_sub(1))),
+        Behaviour::Reset => reply.ending = Ending::Reset(at),
+        Behaviour::Stall => reply.ending = Ending::Stall(at),
+        Behaviour::StallAt99 => reply.ending = Ending::Stall(length.saturating_sub(1)),
+        Behaviour::Trickle => reply.ending = Ending::Trickle(at),
+        Behaviour::LongLength | Behaviour::Excess => {
+            let mut more = reply.body[reply.part.clone()].to_vec();
+            more.extend(vec![7; 1 + at]);
+            reply.length = (fault.behaviour == Behaviour::LongLength).then_some(more.len());
+            (reply.part, reply.body) = (0..more.len(), Arc::new(more));
+        }
+        Behaviour::ShortLength => {
+            reply.part.end -= usize::from(length > 0);
+            reply.length = Some(reply.part.len());
+        }
+        Behaviour::NoLength => reply.length = None,
+        Behaviour::CorruptByte => {
+            let mut bytes = reply.body.to_vec();
+            if let Some(byte) = bytes[reply.part.clone()].get_mut(at.min(length.saturating_sub(1))) {
+                *byte ^= 1;
+            }
+            reply.body = Arc::new(bytes);
+        }
+        Behaviour::OtherBytes => reply.body = Arc::new(vec![9; reply.body.len()]),
+        Behaviour::IgnoreRange => {
+            *content_range = None;
+            (reply.status, reply.part) = ("200 OK", 0..reply.body.len());
+            reply.length = Some(reply.body.len());
+        }
+        Behaviour::NoRangeHeader => {
+            *content_range = None;
+            reply.status = "206 Partial Content";
+        }
+        Behaviour::ShiftedRange => match content_range {
+            Some(range) => (range.0, range.1) = (range.0 + 1, range.1 + 1),
+            None => reply.status = "206 Partial Content",
+        },
+        Behaviour::WrongTotal => match content_range {
+            Some(range) => range.2 += 1,
+            None => reply.status = "203 Something Else",
+        },
+        Behaviour::ShortPart => {
+            if let Some(range) = content_range {
+                range.1 = range.0 + (range.1 - range.0).div_ceil(2);
+                reply.part.end = range.1;
+                reply.length = Some(reply.part.len());
+            }
+        }
+        Behaviour::Gzip => reply.headers.push("Content-Encoding: gzip".to_owned()),
+        Behaviour::WeakTag if reply.headers.is_empty() => reply.headers.push(format!("ETag: \"{}\"", "99".repeat(32))),
+        Behaviour::WeakTag => {
+            let weak = |header: &mut String| *header = header.replace("ETag: \"", "ETag: W/\"");
+            reply.headers.iter_mut().for_each(weak);
+        }
+        _ => {}
     }
 }
 

@@ -85,6 +85,7 @@ impl TestServer {
         let (stop, stopped) = oneshot::channel::<()>();
         let shutdown = async { drop(stopped.await) };
         let serving = tokio::spawn(serve(listener, state.clone(), shutdown));
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         Self { address, engine: Arc::new(engine), state, client, stop: Some(stop), serving }
     }

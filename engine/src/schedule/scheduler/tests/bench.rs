@@ -225,6 +225,7 @@ impl Bench {
             prompt: prompt.to_vec(),
             max_tokens,
             sampling: SamplingParams::default(),
+            grammar: None,
             stop_tokens: vec![],
             logprobs: None,
             prompt_logprobs,
