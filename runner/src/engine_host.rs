@@ -206,8 +206,9 @@ fn size(files: &ModelFiles, options: &ServeOptions) -> Result<Sized, CliError> {
         None => (explained.context as usize).min(affordable.max(LEAST_CONTEXT)),
     };
     load.context = Some(context);
-    // What sequences leave to the prefix cache should not be evicted by the next ones already.
-    let share = if prefix_caching(options) { CACHED_CONTEXTS } else { 1 };
+    // What sequences leave to the prefix cache should not be evicted by the next ones already. On CPUs memory that was
+    // never used costs nothing.
+    let share = if prefix_caching(options) && load.device == DeviceKind::Cpu { CACHED_CONTEXTS } else { 1 };
     load.kv_tokens = Some(context.saturating_mul(load.sequences * share).min(affordable).max(context));
     load.step_rows = match options.max_prefill_tokens {
         None if load.device == DeviceKind::Cpu => CPU_STEP_TOKENS,

@@ -2,11 +2,17 @@
 
 use crate::support::load;
 use atlas_engine::backend::ActivationDtype;
+use atlas_engine::blocks;
 use atlas_engine::cache::{Caches, Checkpoint, PrefixCache, Rank, Sequence};
+use atlas_engine::config::hf;
+use atlas_engine::config::spec::ParamSpec;
+use atlas_engine::explain::{explain_spec, known_hardware};
 use atlas_engine::model::{LoadOptions, Model};
 use atlas_engine::schedule::StepBatch;
 use atlas_engine::schedule::batch::WantLogits;
+use atlas_engine::weights::ModelFiles;
 use atlas_kernels::KvDtype;
+use std::path::Path;
 
 const CHECKPOINTS: usize = 6;
 
@@ -147,4 +153,23 @@ fn in_every_format_too() {
         check(case, KvDtype::Bf16, ActivationDtype::F32);
         check(case, KvDtype::Bf16, ActivationDtype::Bf16);
     }
+}
+
+/// With the 64 slots of its recipe, the 27B model has 9.4 GiB of states for the prefix cache.
+#[test]
+fn checkpoints_of_the_27b_model_cost_what_their_slots_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gates/configs/qwen3.8-27b.json");
+    std::fs::copy(config, folder.path().join("config.json")).unwrap();
+    let spec = hf::load_spec(&ModelFiles::folder(folder.path()).unwrap()).unwrap();
+    // 48 layers of 48 states of 128 x 128, each with the 3 inputs of 10,240 channels before it.
+    let each = blocks::lower(&spec).anchor_bytes();
+    assert_eq!(each, 48 * (48 * 128 * 128 + 3 * 10_240) * 4);
+    assert!((149..=151).contains(&(each >> 20)), "{} MiB", each >> 20);
+    let memory = |checkpoints| {
+        let options = LoadOptions { checkpoints, context: Some(4096), ..LoadOptions::default() };
+        let stored = |param: &ParamSpec| Ok((param.format, param.bytes()));
+        explain_spec(&spec, stored, &options, known_hardware("gb10").unwrap()).unwrap().memory_bytes
+    };
+    assert_eq!(memory(64) - memory(0), 64 * each);
 }
