@@ -3,6 +3,12 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
+/// A client for the server's HTTP.
+pub(crate) fn http_client() -> reqwest::Client {
+    atlas_hub::install_tls();
+    reqwest::Client::builder().no_proxy().build().unwrap()
+}
+
 pub(crate) struct Server {
     child: Child,
     pub(crate) url: String,

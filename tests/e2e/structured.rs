@@ -1,6 +1,6 @@
 //! Outputs that are held to schemas, grammars and tools, of the embedded model.
 
-use crate::server::Server;
+use crate::server::{Server, http_client};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -11,7 +11,7 @@ struct Client {
 
 impl Client {
     fn of(server: &Server) -> Self {
-        Self { http: reqwest::Client::builder().no_proxy().build().unwrap(), url: server.url.clone() }
+        Self { http: http_client(), url: server.url.clone() }
     }
 
     async fn post(&self, path: &str, body: &Value) -> (u16, Value) {

@@ -1,6 +1,6 @@
 //! One request, one answer: alone or in a crowd, cached or not, in chunks of any size.
 
-use crate::server::Server;
+use crate::server::{Server, http_client};
 use reqwest::Client;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -71,7 +71,7 @@ async fn metric(client: &Client, url: &str, name: &str) -> f64 {
 }
 
 async fn crowd(url: String, requests: Vec<Value>, expected: Vec<Value>, seed: u64, what: &str) {
-    let client = Client::new();
+    let client = http_client();
     let mut random = Random(seed);
     let mut order: Vec<usize> = (0..requests.len()).collect();
     (1..order.len()).rev().for_each(|last| order.swap(last, random.below(last + 1)));
@@ -99,7 +99,7 @@ fn every_answer_is_the_one_that_it_has_alone() {
     let requests = requests();
     let expected: Vec<Value> = {
         let server = Server::start(&["--enable-prefix-caching=false"]);
-        let client = Client::new();
+        let client = http_client();
         runtime.block_on(async {
             let mut answers = Vec::new();
             for request in &requests {
@@ -116,7 +116,7 @@ fn every_answer_is_the_one_that_it_has_alone() {
         runtime.block_on(async {
             let crowd = crowd(server.url.clone(), requests.clone(), expected.clone(), seed, &what);
             crowd.await;
-            let client = Client::new();
+            let client = http_client();
             let metric = async |name: &str| metric(&client, &server.url, name).await;
             let batch = metric("engine_step_sequences_total").await / metric("engine_steps_total").await;
             assert!(batch >= 4.0, "{what}: a mean batch of {batch:.1}");

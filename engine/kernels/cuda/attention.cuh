@@ -4,10 +4,10 @@
 // The one order, for every row: context is cut into tiles of 64 absolute positions and splits of 8 tiles. In a tile,
 // scores are chains of m16n8k16 over ascending dims; with m the highest visible score, p = 2^(s − m) is rounded, and
 // p·v and Σp are chains of m16n8k16 over ascending tokens from zero. Operands are bf16 where the cache is; over fp8 they
-// are f16, which holds every E4M3, and queries times 2⁻⁴ (what f16 cannot hold of those is below 2⁻²¹). States (m, Σp, p·v) are merged in ascending
-// order, tiles inside a split, then splits: M = max, cᵢ = 2^(mᵢ − M), x = fma(x₁, c₁, x₂·c₂). A tile in which a row
-// sees no key leaves the row's state as it is, so it does not matter which tiles a kernel walks beyond those that a
-// row sees, nor where it hands a state to another one.
+// are f16, which holds every E4M3, and queries times 2⁻⁴ (what f16 cannot hold of a query is below 2⁻²¹). States are
+// merged in ascending order, tiles inside a split, then splits: M = max, cᵢ = 2^(mᵢ − M), x = fma(x₁, c₁, x₂·c₂). A tile
+// in which a row sees no key leaves the row's state as it is, so it does not matter which tiles a kernel walks beyond
+// those that a row sees, nor where it hands a state to another one.
 //
 // Rows are (row, query head of the group) pairs: pair e of a segment is row e / group, head e % group.
 #pragma once
@@ -143,7 +143,9 @@ struct Fragment {
 /// Positions `begin .. end`.
 struct Visible {
     u32 begin, end;
-    __device__ inline bool has(u32 position, u32 count = 1) const { return position >= begin && position + count <= end; }
+    __device__ inline bool has(u32 position, u32 count = 1) const {
+        return position >= begin && position + count <= end;
+    }
 };
 
 /// Position of a row that does not exist: it sees nothing.
@@ -202,7 +204,8 @@ constexpr u32 kOnes = Fp8 ? 0x3C003C00u : 0x3F803F80u;
 
 // ---- Output ----
 
-/// Two attended values, rounded to bf16. Adding zero makes every zero positive: its sign would depend on the tiles walked.
+/// Two attended values, rounded to bf16. Adding zero makes every zero positive: its sign would depend on the tiles
+/// walked.
 __device__ inline u32 attended(float first, float second, float factor) {
     return to_bf16x2(first * factor + 0.0f, second * factor + 0.0f);
 }
@@ -212,7 +215,8 @@ __device__ inline const u32* gates_at(const AttentionArgs& a, u32 row, u32 head,
     return reinterpret_cast<const u32*>(a.qkv + u64(row) * a.width + head * a.q_stride + a.head_dim + dim);
 }
 
-/// Stores the attended pair of dims `dim`, `dim + 1` of a row's head: gated and rounded again if there is a gate; packed.
+/// Stores the attended pair of dims `dim`, `dim + 1` of a row's head, packed; if there is a gate, gated and rounded
+/// again.
 __device__ inline void store_attended(const AttentionArgs& a, u32 row, u32 head, u32 dim, u32 pair, u32 gates) {
     float first = low_bf16(pair), second = high_bf16(pair);
     if (a.gated) {

@@ -97,7 +97,8 @@ __device__ inline void load_queries(const AttentionArgs& a, const Segment& segme
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
         const u32 pair = first_pair + lane / 4 + 8 * half, row = pair / group;
-        const u16* from = a.qkv + u64(segment.first_row + row) * a.width + (kv_head * group + pair % group) * a.q_stride;
+        const u16* from =
+            a.qkv + u64(segment.first_row + row) * a.width + (kv_head * group + pair % group) * a.q_stride;
 #pragma unroll
         for (u32 b = 0; b < Blocks; b++) {
             const u32 dim = b * kPageBlock + lane % 4 * 8;

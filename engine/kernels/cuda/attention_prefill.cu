@@ -155,7 +155,8 @@ __device__ inline void attend(const AttentionArgs& a) {
     const u32 group = a.heads / a.kv_heads, blocks = (a.head_dim + kPageBlock - 1) / kPageBlock;
     const Kernel kernel{a, shared, shared + Kernel::kQueryBytes, blocks, thread};
     const u8* my_queries = kernel.queries + warp * Blocks * 1024 + lane * 16;
-    float4* const saved = reinterpret_cast<float4*>(a.states) + u64(blockIdx.x) * (1 + Blocks * 4) * kWarps * kWarp + thread;
+    constexpr u32 kStateWords = (1 + Blocks * 4) * kWarps * kWarp;
+    float4* const saved = reinterpret_cast<float4*>(a.states) + u64(blockIdx.x) * kStateWords + thread;
     allow_next();
     wait_for_previous();
 

@@ -87,19 +87,22 @@ __device__ inline u64 packed_weight_at(u32 row, u32 column, u32 blocks) {
 
 __device__ inline u32 pairs_of(const Linear& p) { return (p.blocks + 1) / 2; }
 /// The first pair of a split.
-__device__ inline u32 split_begin(u32 pairs, u32 split) { return pairs * split / kSplits; }
+__device__ inline u32 split_begin(const Linear& p, u32 split) { return pairs_of(p) * split / kSplits; }
+
+/// Asks for memory to come into L2; for one warp. Addresses and sizes are multiples of 16.
+__device__ inline void prefetch(const u8* from, u32 bytes, u32 lane) {
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0 && bytes > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#else
+    for (u32 at = lane * 128; at < bytes; at += kWarp * 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+#endif
+}
 
 /// Piece `piece` of `pieces` of this thread block's share of the next layer's first weights comes into L2: memory is busy
 /// while this kernel ends and small ones run. For one warp.
 __device__ inline void prefetch_next(const Linear& p, u32 piece, u32 pieces, u32 lane) {
     const u32 bytes = p.next_bytes / pieces;
-    const u8* from = p.next + blockIdx.x * p.next_stride + piece * bytes;
-    if (p.next == nullptr) return;
-#if __CUDA_ARCH__ >= 900
-    if (lane == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#else
-    for (u32 at = lane * 128; at < bytes; at += kWarp * 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
-#endif
+    if (p.next != nullptr) prefetch(p.next + blockIdx.x * p.next_stride + piece * bytes, bytes, lane);
 }
 
 // ---- Fragments ----

@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) linear_tile(const __grid_
     u32 slot = 0;
     for (u32 split = 0; split < kSplits; split++) {
         float acc[kUnits][kGroups][4] = {};
-        for (u32 pair = split_begin(pairs_of(p), split); pair < split_begin(pairs_of(p), split + 1); pair++) {
+        for (u32 pair = split_begin(p, split); pair < split_begin(p, split + 1); pair++) {
             wait_copies<kStages - 2>();
             __syncthreads();
             tile.ask(pair + kStages - 1, slot == 0 ? kStages - 1 : slot - 1);

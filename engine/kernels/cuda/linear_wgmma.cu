@@ -1,6 +1,6 @@
 // Linear layers of more than 8 rows on sm_90a: wgmma with the weights as A from registers and x as B from shared memory.
 //
-// A tile is 128 features (a quad of units for each of two consumer warpgroups) × N rows. Four producer warps feed a
+// A tile is a quad of units (64 features) for each of Q consumer warpgroups × N rows. Four producer warps feed a
 // ring of stages with bulk copies. Thread blocks stay: with many row tiles they take whole tiles in turn; with few, the
 // (tile, split) items are cut into equal runs (`cut_tiles`), and the sums of a tile that several thread blocks share meet
 // in global memory, where the last to arrive adds them in the order of the splits.
@@ -8,11 +8,6 @@
 #include "linear.cuh"
 #include "wgmma.cuh"
 
-constexpr u32 kQuads = 2;
-constexpr u32 kTileUnits = kQuads * kQuad;
-constexpr u32 kConsumers = 128 * kQuads;
-constexpr u32 kThreads = kConsumers + 128;
-constexpr u32 kMaxStages = 16;
 
 /// Core matrices without swizzle: 128 bytes apart along K, 1024 bytes apart along the rows of x.
 __device__ inline u64 x_descriptor(u32 at) { return u64(1024 >> 4) << 32 | (at >> 4 | u32(128 >> 4) << 16); }
@@ -33,8 +28,8 @@ struct Schedule {
     const Linear& p;
     u32 tiles, next, end;
 
-    __device__ explicit Schedule(const Linear& p) : p(p) {
-        tiles = (p.units + kTileUnits - 1) / kTileUnits * p.row_tiles;
+    __device__ Schedule(const Linear& p, u32 tile_units) : p(p) {
+        tiles = (p.units + tile_units - 1) / tile_units * p.row_tiles;
         next = p.cut_tiles ? begin_of(blockIdx.x) : blockIdx.x;
         end = p.cut_tiles ? begin_of(blockIdx.x + 1) : tiles;
     }
@@ -71,8 +66,11 @@ struct Schedule {
 
 #ifdef ATLAS_WGMMA
 
-template <int N>
+constexpr u32 kMaxStages = 16;
+
+template <int N, u32 kQuads>
 struct Tile {
+    static constexpr u32 kTileUnits = kQuads * kQuad, kWarpUnits = kTileUnits / 4;
     static constexpr u32 kXBytes = N * 128;  // of one block
 
     const Linear& p;
@@ -87,15 +85,15 @@ struct Tile {
         stage = 2 * kXBytes * p.stage_pairs + unit_bytes * kTileUnits;
     }
 
-    /// The stages of `pairs` pairs: pairs of all but the last. Memory is slow at reading scattered small pieces.
+    /// The stages of `pairs` pairs: pairs of all but the last. A bulk copy costs its thread the same at any size.
     __device__ u32 stage_length(u32 pairs) const {
         const u32 stages = (pairs + p.stage_pairs - 1) / p.stage_pairs;
         return stages == 0 ? 1 : (pairs + stages - 1) / stages;
     }
 
-    // ---- Producer: four warps, each with two units and a quarter of the blocks of x ----
+    // ---- Producer: four warps, each with a quarter of the units and of the blocks of x ----
 
-    /// What a lane copies of each stage of a tile: lanes 0 and 1 a unit, lanes 2.. a block of x.
+    /// What a lane copies of each stage of a tile: the first lanes a unit each, the next a block of x each.
     struct Source {
         const u8* from;
         u64 step;               // to the next pair
@@ -105,21 +103,21 @@ struct Tile {
     };
 
     __device__ Source source(const Work& w, u32 warp, u32 lane) const {
-        const u32 first = split_begin(pairs_of(p), w.from), group = w.row_tile * (N / 8);
+        const u32 first = split_begin(p, w.from), group = w.row_tile * (N / 8);
         Source s{nullptr, 0, 0, 0, 0, min(u32(N / 8), p.groups - group) * 1024};
         for (u32 quad = 0; quad < kQuads; quad++) {
             const u32 unit = w.features * kTileUnits + quad * kQuad;
             if (unit < p.units) s.weights += kQuad * pair_bytes(part_of(p, unit).format);
         }
-        const u32 unit = w.features * kTileUnits + 2 * warp + lane;
-        if (lane < 2 && unit < p.units) {
+        const u32 unit = w.features * kTileUnits + kWarpUnits * warp + lane;
+        if (lane < kWarpUnits && unit < p.units) {
             const LinearPart& part = part_of(p, unit);
             s.bytes = pair_bytes(part.format);
             s.step = s.bytes;
             s.from = part.weight + (u64(unit - part.first_unit) * pairs_of(p) + first) * s.bytes;
-            s.to = 2 * kXBytes * p.stage_pairs + (2 * warp + lane) * unit_bytes;
-        } else if (lane >= 2) {
-            const u32 block = (lane - 2) * 4 + warp;
+            s.to = 2 * kXBytes * p.stage_pairs + (kWarpUnits * warp + lane) * unit_bytes;
+        } else if (lane >= kWarpUnits) {
+            const u32 block = (lane - kWarpUnits) * 4 + warp;
             s.bytes = s.x_bytes;
             s.step = u64(2) * p.groups * 1024;
             s.from = p.x + (u64(2 * first + block) * p.groups + group) * 1024;
@@ -131,13 +129,12 @@ struct Tile {
     /// The copies of a stage: `weights` and `rows` say of what.
     __device__ void copy(const Source& s, u32 slot, u32 pairs, u32 blocks, bool weights, bool rows, u32 warp, u32 lane) const {
         const u32 to = shared_address(ring) + slot * stage + s.to;
-        if (lane < 2 && weights && s.bytes > 0) copy_bulk(to, s.from, s.bytes * pairs, full + slot);
-        if (lane >= 2 && rows && (lane - 2) * 4 + warp < blocks) copy_bulk(to, s.from, s.bytes, full + slot);
+        if (lane < kWarpUnits && weights && s.bytes > 0) copy_bulk(to, s.from, s.bytes * pairs, full + slot);
+        if (lane >= kWarpUnits && rows && (lane - kWarpUnits) * 4 + warp < blocks) copy_bulk(to, s.from, s.bytes, full + slot);
     }
 
     __device__ void produce(u32 warp, u32 lane) const {
-        const u32 all = pairs_of(p);
-        Schedule schedule(p);
+        Schedule schedule(p, kTileUnits);
         Work w;
         bool more = schedule.take(w);
         Source s{};
@@ -145,9 +142,9 @@ struct Tile {
         u32 early = 0;
         if (more) {
             s = source(w, warp, lane);
-            const u32 end = split_begin(all, w.from + 1), length = stage_length(end - split_begin(all, w.from));
+            const u32 end = split_begin(p, w.from + 1), length = stage_length(end - split_begin(p, w.from));
             Source first = s;
-            for (u32 pair = split_begin(all, w.from); pair < end && early < p.stages; early++) {
+            for (u32 pair = split_begin(p, w.from); pair < end && early < p.stages; early++) {
                 const u32 pairs = min(length, end - pair), blocks = min(2 * pairs, p.blocks - 2 * pair);
                 if (warp == 0 && lane == 0) barrier_expect(full + early, s.weights * pairs + s.x_bytes * blocks);
                 copy(first, early, pairs, blocks, true, false, warp, lane);
@@ -159,8 +156,8 @@ struct Tile {
         u32 slot = 0, parity = 1;
         for (u32 count = 0; more;) {
             for (u32 split = w.from; split < w.to; split++) {
-                const u32 end = split_begin(all, split + 1), length = stage_length(end - split_begin(all, split));
-                for (u32 pair = split_begin(all, split); pair < end; count++) {
+                const u32 end = split_begin(p, split + 1), length = stage_length(end - split_begin(p, split));
+                for (u32 pair = split_begin(p, split); pair < end; count++) {
                     const u32 pairs = min(length, end - pair), blocks = min(2 * pairs, p.blocks - 2 * pair);
                     const bool late = count >= early;
                     if (late) {
@@ -213,7 +210,7 @@ struct Tile {
     /// group is on its way. `odd`: the last pair has one block.
     template <u32 F>
     __device__ void split(float (&acc)[N / 2], u32 pairs, bool odd, Place& at, u32 unit, u32 lane) const {
-        constexpr u32 steps = N > 128 ? 2 : 4;  // of a group; fewer where accumulators take the registers
+        constexpr u32 steps = kQuads == 2 ? 4 : 2;  // of a group; fewer where registers are few
         u32 a[2][steps][4];
         const u32 length = stage_length(pairs), weights = 2 * kXBytes * p.stage_pairs + unit * unit_bytes;
         u32 in_stage = 0, base = 0;
@@ -264,7 +261,7 @@ struct Tile {
     __device__ void consume(u32 quad, u32 warp, u32 lane, u32* last) const {
         wait_for_previous();
         const u32 rows = min(*reinterpret_cast<const volatile u32*>(p.rows), p.capacity);
-        Schedule schedule(p);
+        Schedule schedule(p, kTileUnits);
         Place at{0, 0, kMaxStages};
         for (Work w; schedule.take(w);) {
             const u32 unit = w.features * kTileUnits + quad * kQuad + warp;
@@ -277,8 +274,8 @@ struct Tile {
             const u32 owner = whole ? 0 : schedule.owner(w.tile);
             float4* partial = reinterpret_cast<float4*>(p.partial) + u64(owner * kQuads + quad) * kSplits * (N / 8) * 128 + warp * kWarp + lane;
             for (u32 s = w.from; s < w.to; s++) {
-                const u32 pairs = split_begin(pairs_of(p), s + 1) - split_begin(pairs_of(p), s);
-                const bool odd = pairs > 0 && 2 * split_begin(pairs_of(p), s + 1) > p.blocks;  // the last pair is half
+                const u32 pairs = split_begin(p, s + 1) - split_begin(p, s);
+                const bool odd = pairs > 0 && 2 * split_begin(p, s + 1) > p.blocks;  // the last pair is half
                 float acc[N / 2];
 #pragma unroll
                 for (int c = 0; c < N / 2; c++) acc[c] = 0;
@@ -319,8 +316,9 @@ struct Tile {
     }
 };
 
-template <int N>
+template <int N, u32 kQuads>
 __device__ void linear_wgmma(const Linear& p) {
+    constexpr u32 kConsumers = 128 * kQuads;
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u64 full[kMaxStages], empty[kMaxStages + 1];
     __shared__ u32 last[kQuads];
@@ -334,28 +332,27 @@ __device__ void linear_wgmma(const Linear& p) {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    const Tile<N> tile(p, shared, full, empty);
+    const Tile<N, kQuads> tile(p, shared, full, empty);
     const u32 warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     if (warp >= kConsumers / kWarp) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kQuads == 2 ? 40 : 32));
         tile.produce(warp - kConsumers / kWarp, lane);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kQuads == 2 ? 232 : 112));
         tile.consume(warp / 4, warp % 4, lane, last);
     }
 }
 
-#define ATLAS_LINEAR_WGMMA(N)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(kThreads, 1) linear_wgmma_##N(const __grid_constant__ Linear p) {         \
-        linear_wgmma<N>(p);                                                                                                \
+#define ATLAS_LINEAR_WGMMA(N, QUADS)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(128 * (QUADS + 1), 1) linear_wgmma_##N(const __grid_constant__ Linear p) { \
+        linear_wgmma<N, QUADS>(p);                                                                                         \
     }
 #else
-#define ATLAS_LINEAR_WGMMA(N)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(kThreads, 1) linear_wgmma_##N(const __grid_constant__ Linear p) {}
+#define ATLAS_LINEAR_WGMMA(N, QUADS)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(128 * (QUADS + 1), 1) linear_wgmma_##N(const __grid_constant__ Linear p) {}
 #endif
 
-ATLAS_LINEAR_WGMMA(16)
-ATLAS_LINEAR_WGMMA(32)
-ATLAS_LINEAR_WGMMA(64)
-ATLAS_LINEAR_WGMMA(128)
-ATLAS_LINEAR_WGMMA(192)
+ATLAS_LINEAR_WGMMA(16, 4)
+ATLAS_LINEAR_WGMMA(32, 4)
+ATLAS_LINEAR_WGMMA(64, 2)
+ATLAS_LINEAR_WGMMA(128, 2)

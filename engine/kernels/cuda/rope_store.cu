@@ -137,7 +137,8 @@ __device__ inline void store(const RopeStoreArgs& a, u8* k, u8* v, u32 token, u3
 
 __device__ inline u64 head_at(const RopeStoreArgs& a, u32 page, u32 kv_head) {
     const u32 blocks = (a.head_dim + kPageBlock - 1) / kPageBlock;
-    return a.fp8 ? page_head<true>(page, a.kv_heads, kv_head, blocks) : page_head<false>(page, a.kv_heads, kv_head, blocks);
+    return a.fp8 ? page_head<true>(page, a.kv_heads, kv_head, blocks)
+                 : page_head<false>(page, a.kv_heads, kv_head, blocks);
 }
 
 }  // namespace

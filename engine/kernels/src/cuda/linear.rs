@@ -11,20 +11,28 @@ use super::weights::{LinearFormat, MAX_PARTS, PackedLinear};
 
 /// Rows that the kernel for few rows takes.
 const FEW: usize = 8;
+/// Threads of a block of that kernel.
+const FEW_THREADS: u32 = 1024;
 /// Splits of K.
 const SPLITS: usize = 8;
-/// Features of a tile of the other kernels, in units.
+/// Units of a quad, and of a tile of `linear_tile`.
+const QUAD: usize = 4;
 const TILE_UNITS: usize = 8;
 /// Rows of a tile of `linear_tile`, and stages of its ring.
 const TILE_ROWS: usize = 64;
 const TILE_STAGES: usize = 2;
-/// Rows of a tile of the kernels `linear_wgmma_*`.
-const WGMMA_ROWS: [usize; 5] = [16, 32, 64, 128, 192];
+/// The kernels with `wgmma`: rows of a tile, quads of units of a tile, pairs of NVFP4 of a stage.
+const WGMMA: [WgmmaKernel; 4] = [
+    WgmmaKernel { name: "linear_wgmma_16", rows: 16, quads: 4, stage_pairs: 2 },
+    WgmmaKernel { name: "linear_wgmma_32", rows: 32, quads: 4, stage_pairs: 1 },
+    WgmmaKernel { name: "linear_wgmma_64", rows: 64, quads: 2, stage_pairs: 2 },
+    WgmmaKernel { name: "linear_wgmma_128", rows: 128, quads: 2, stage_pairs: 1 },
+];
 const MAX_STAGES: usize = 16;
 /// Row tiles that are computed together, so that their rows stay in L2.
 const BAND: usize = 16;
 /// Bytes that a thread block brings into L2 for the next layer.
-const LOOK_AHEAD: usize = 128 << 10;
+const LOOK_AHEAD: usize = 64 << 10;
 /// Static shared memory of a kernel, at most.
 const STATIC_SHARED: usize = 1024;
 
@@ -130,7 +138,7 @@ enum Which {
     /// Index into [`FEW_KERNELS`].
     Few(usize),
     Tile,
-    /// Index into [`WGMMA_ROWS`].
+    /// Index into [`WGMMA`].
     Wgmma(usize),
 }
 
@@ -142,22 +150,30 @@ struct Shape {
     any_bf16: bool,
 }
 
+struct WgmmaKernel {
+    name: &'static str,
+    rows: usize,
+    /// Consumer warpgroups: quads of units of a tile.
+    quads: usize,
+    stage_pairs: usize,
+}
+
 /// A kernel for few rows.
 struct FewKernel {
     name: &'static str,
-    warps: usize,
     /// Thread blocks that share a unit.
     cluster: usize,
+    /// Whether parts may be BF16.
+    mixed: bool,
 }
 
 /// In order of preference.
-const FEW_KERNELS: [FewKernel; 3] = [
-    FewKernel { name: "linear_few_large", warps: 16, cluster: 1 },
-    FewKernel { name: "linear_few_pair", warps: 16, cluster: 2 },
-    FewKernel { name: "linear_few_small", warps: 8, cluster: 1 },
+const FEW_KERNELS: [FewKernel; 4] = [
+    FewKernel { name: "linear_few", cluster: 1, mixed: false },
+    FewKernel { name: "linear_few_mixed", cluster: 1, mixed: true },
+    FewKernel { name: "linear_few_pair", cluster: 2, mixed: false },
+    FewKernel { name: "linear_few_pair_mixed", cluster: 2, mixed: true },
 ];
-/// Bytes of a warp's ring.
-const RING: usize = 2 * 4608;
 
 impl FewKernel {
     /// Whether a device has what it takes: clusters came with compute capability 9.0.
@@ -165,23 +181,25 @@ impl FewKernel {
         self.cluster == 1 || device.capability >= (9, 0)
     }
 
-    /// Sums of the teams, x, rings: see `linear_few` in `cuda/linear_few.cu`.
+    /// Sums of the teams and x: see `Few` in `cuda/linear_few.cu`.
     fn shared(&self, blocks: usize, rows: usize) -> usize {
-        let sums = self.warps * self.cluster * 512;
-        let x = (blocks + 2 * self.cluster) / self.cluster * 128 * rows.next_power_of_two();
-        sums + x + self.warps * RING
+        const SUMS: usize = 32 << 10;
+        SUMS + (blocks + 2 * self.cluster) / self.cluster * 128 * rows.next_power_of_two()
     }
 }
 
 fn choose(device: &Properties, shape: Shape, capacity: usize) -> Choice {
     let room = device.shared_per_block as usize - STATIC_SHARED;
-    let few = FEW_KERNELS
-        .iter()
-        .position(|kernel| capacity <= FEW && kernel.runs_on(device) && kernel.shared(shape.blocks, capacity) <= room);
+    let few = FEW_KERNELS.iter().position(|kernel| {
+        capacity <= FEW
+            && kernel.mixed == shape.any_bf16
+            && kernel.runs_on(device)
+            && kernel.shared(shape.blocks, capacity) <= room
+    });
     if let Some(index) = few {
         let kernel = &FEW_KERNELS[index];
         let grid = device.multiprocessors / kernel.cluster as u32 * kernel.cluster as u32;
-        let launch = Launch::new((grid, 1, 1), 32 * kernel.warps as u32)
+        let launch = Launch::new((grid, 1, 1), FEW_THREADS)
             .shared(kernel.shared(shape.blocks, capacity) as u32)
             .cluster(kernel.cluster as u32);
         return Choice { which: Which::Few(index), launch, row_tiles: 1, stages: 0, stage_pairs: 0, cut_tiles: false };
@@ -198,21 +216,20 @@ fn choose_tile(shape: Shape, capacity: usize, pair: usize) -> Choice {
 }
 
 fn choose_wgmma(device: &Properties, shape: Shape, capacity: usize, pair: usize) -> Choice {
-    let room = device.shared_per_block as usize - STATIC_SHARED;
+    let last = WGMMA.len() - 1;
+    let index = WGMMA.iter().position(|kernel| kernel.rows >= capacity).unwrap_or(last);
+    let WgmmaKernel { rows, quads, .. } = WGMMA[index];
     let multiprocessors = device.multiprocessors as usize;
-    let index = WGMMA_ROWS.iter().position(|rows| *rows >= capacity).unwrap_or(3).min(3);
-    let rows = WGMMA_ROWS[index];
     let row_tiles = capacity.div_ceil(rows);
-    // Memory is slow at reading scattered small pieces: NVFP4 pairs are small.
-    let stage_pairs = if shape.any_bf16 { 1 } else { [4, 3, 2, 1, 1][index] };
-    let stage = stage_pairs * (rows * 256 + TILE_UNITS * pair);
-    let stages = (room / stage).min(MAX_STAGES);
-    let tiles = shape.units.div_ceil(TILE_UNITS) * row_tiles;
+    let stage_pairs = if shape.any_bf16 { 1 } else { WGMMA[index].stage_pairs };
+    let stage = stage_pairs * (rows * 256 + quads * QUAD * pair);
+    let stages = ((device.shared_per_block as usize - STATIC_SHARED) / stage).min(MAX_STAGES);
+    let tiles = shape.units.div_ceil(quads * QUAD) * row_tiles;
     // Whole tiles leave multiprocessors idle in the last round; cut ones pay a trip through L2.
     let rounds = tiles.div_ceil(multiprocessors);
     let cut_tiles = rounds <= 8 && tiles * 10 < rounds * multiprocessors * 9;
     let grid = if cut_tiles { multiprocessors } else { tiles.min(multiprocessors) };
-    let launch = Launch::new((grid as u32, 1, 1), 384).shared((stage * stages) as u32);
+    let launch = Launch::new((grid as u32, 1, 1), 128 * (quads as u32 + 1)).shared((stage * stages) as u32);
     Choice { which: Which::Wgmma(index), launch, row_tiles, stages, stage_pairs, cut_tiles }
 }
 
@@ -222,9 +239,10 @@ impl LinearKernels {
         let properties = device.properties();
         let room = properties.shared_per_block - STATIC_SHARED as u32;
         let kernel = |file: &str, name: &str| device.kernel(file, name, room);
-        let wgmma = if properties.has_wgmma() { &WGMMA_ROWS[..] } else { &[] };
-        // Sums of tiles that several blocks share: 8 splits of 128 features × the rows of a tile in f32, a block.
-        let most = wgmma.last().map_or(0, |rows| SPLITS * TILE_UNITS * 16 * rows * 4);
+        let wgmma = if properties.has_wgmma() { &WGMMA[..] } else { &[] };
+        // Sums of tiles that several blocks share: all splits of a tile in f32, a block.
+        let most = wgmma.iter().map(|kernel| kernel.quads * kernel.rows).max().unwrap_or(0);
+        let most = SPLITS * QUAD * 16 * 4 * most;
         let multiprocessors = properties.multiprocessors as usize;
         Ok(Self {
             device: device.clone(),
@@ -232,11 +250,9 @@ impl LinearKernels {
                 .map(|few| few.runs_on(properties).then(|| kernel("linear_few", few.name)).transpose())
                 .collect::<Result<_, _>>()?,
             tile: kernel("linear_tile", "linear_tile")?,
-            wgmma: (wgmma.iter())
-                .map(|rows| kernel("linear_wgmma", &format!("linear_wgmma_{rows}")))
-                .collect::<Result<_, _>>()?,
+            wgmma: (wgmma.iter()).map(|wgmma| kernel("linear_wgmma", wgmma.name)).collect::<Result<_, _>>()?,
             partial: device.alloc(most * multiprocessors)?,
-            arrived: device.zeros(multiprocessors * 8)?,
+            arrived: device.zeros(multiprocessors * 16)?,
         })
     }
 
@@ -331,8 +347,8 @@ impl LinearKernels {
 /// How far apart the pieces of the next weights are that thread blocks bring into L2, and how large.
 fn look_ahead(bytes: usize, blocks: u32) -> (u64, u32) {
     let stride = bytes / blocks as usize / 128 * 128;
-    // Whole 16-byte words for each of 16 warps.
-    (stride as u64, (stride.min(LOOK_AHEAD) / 256 * 256) as u32)
+    // Whole 16-byte words for each of 32 warps.
+    (stride as u64, (stride.min(LOOK_AHEAD) / 512 * 512) as u32)
 }
 
 fn check(weight: &PackedLinear, x: PackedRows<'_>, out: LinearOut<'_>, capacity: usize) -> Result<(), CudaError> {
@@ -400,7 +416,7 @@ mod tests {
                                 Which::Few(_) => assert!(capacity <= FEW, "{name}"),
                                 Which::Tile => assert!(choice.launch.grid.1 < 65536 && !device.has_wgmma(), "{name}"),
                                 Which::Wgmma(index) => {
-                                    assert!(choice.row_tiles * WGMMA_ROWS[index] >= capacity, "{name}");
+                                    assert!(choice.row_tiles * WGMMA[index].rows >= capacity, "{name}");
                                     assert!((2..=MAX_STAGES).contains(&choice.stages) && device.has_wgmma(), "{name}");
                                 }
                             }

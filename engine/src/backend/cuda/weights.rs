@@ -205,10 +205,25 @@ impl Weights {
                 }
             }
         }
+        self.chain();
         self.biases.clear();
         self.loader = None;
         self.device.synchronize()?;
         Ok(())
+    }
+
+    /// Tells each weight which one is read after it: the last is followed by the next step's first.
+    fn chain(&mut self) {
+        let mut order: Vec<(usize, usize)> = self.of_op.iter().map(|(op, slot)| (*op, *slot)).collect();
+        order.sort_unstable();
+        let after = order.iter().skip(1).chain(order.first());
+        for ((_, slot), (_, next)) in order.iter().zip(after) {
+            if let Ok([slot, next]) = self.slots.get_disjoint_mut([*slot, *next])
+                && let (Some(weight), Some(next)) = (&mut slot.weight, &next.weight)
+            {
+                weight.followed_by(next);
+            }
+        }
     }
 
     /// The weight of the linear operation at this place of the plan. Panics if there is none: both come from one plan.

@@ -46,6 +46,11 @@ macro_rules! behaviours {
                 }
             }
 
+            /// Whether only a timer ends it.
+            pub fn waits(self) -> bool {
+                matches!(self, Self::Stall | Self::StallAt99 | Self::Trickle | Self::SlowHeaders | Self::ListStall)
+            }
+
             /// In words.
             pub fn text(self) -> &'static str {
                 match self { $(Self::$name => $text),+ }
