@@ -122,7 +122,7 @@ fn a_demanded_call_always_fits_its_tool() {
     let server = Server::start(&[]);
     let client = Client::of(&server);
     run(async {
-        let cases: Vec<Value> = cases().into_iter().step_by(7).take(60).collect();
+        let cases: Vec<Value> = cases().into_iter().step_by(5).take(60).collect();
         let mut ended = 0;
         for (seed, batch) in cases.chunks(6).enumerate() {
             let bodies: Vec<Value> = (batch.iter())
@@ -144,7 +144,7 @@ fn a_demanded_call_always_fits_its_tool() {
                 ended += 1;
             }
         }
-        assert!(ended >= 50, "{ended} of 60 ended");
+        assert!(cases.len() == 60 && ended >= 50, "{ended} of {} ended", cases.len());
         // Greedy, as clients ask; a named tool is called even where another one would do better.
         for case in cases.iter().take(12) {
             let tools = case["tools"].as_array().unwrap();
@@ -225,8 +225,10 @@ fn content_always_fits_its_schema() {
                 assert!(fits(&person(), &value), "{text}");
                 if more["logprobs"] == true {
                     let tokens = choice["logprobs"]["content"].as_array().unwrap();
-                    let whole: String = tokens.iter().map(|token| token["token"].as_str().unwrap()).collect();
-                    assert!(whole.starts_with(text) && tokens.iter().all(|token| token["top_logprobs"][1].is_object()));
+                    let bytes = |token: &Value| serde_json::from_value::<Vec<u8>>(token["bytes"].clone()).unwrap();
+                    let whole: Vec<u8> = tokens.iter().flat_map(bytes).collect();
+                    assert_eq!(String::from_utf8(whole).unwrap(), text);
+                    assert!(tokens.iter().all(|token| token["top_logprobs"][1].is_object()), "{choice}");
                 }
             }
         }

@@ -55,8 +55,8 @@ fn render_now(model: &ServedModel, chat: ChatPrompt) -> Result<RenderedChat, Api
     Ok(RenderedChat { ids, format, thinking, continuing: chat.continue_final_message })
 }
 
-/// Whether the answer ends a block of reasoning, may begin one, or neither: the prompt has closed one, the message to be
-/// continued has had its chance, or the client wants none.
+/// Whether the answer ends a block of reasoning, may begin one, or neither: the prompt has closed one or would have
+/// opened it, the message to be continued has had its chance, or the client wants none.
 fn thinking(
     model: &ServedModel,
     segments: &[Segment],
@@ -69,7 +69,7 @@ fn thinking(
         Thinking::Open
     } else if continuing || closed() || kwargs.get("enable_thinking") == Some(&Value::Bool(false)) {
         Thinking::No
-    } else if model.reasoning == ReasoningFormat::ThinkTags {
+    } else if model.reasoning == ReasoningFormat::ThinkTags && !model.template_opens_reasoning {
         Thinking::Maybe
     } else {
         Thinking::No

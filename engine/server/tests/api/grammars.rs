@@ -3,6 +3,7 @@
 use crate::support::engine::{END, ScriptedEngine, VOCAB};
 use crate::support::{Answer, TestServer, config};
 use atlas_engine::sampling::{Sampler, SamplingParams};
+use atlas_engine::text::chat_template::ChatTemplate;
 use atlas_server::ToolGrammar;
 use serde_json::{Value, json};
 
@@ -50,8 +51,8 @@ async fn content_is_held_to_what_is_asked_for() {
         format!(r#", "response_format": {{"type": "json_schema", "json_schema": {{"schema": {schema}}}}}"#);
     assert_eq!(server.chat(&json_schema).await.status, 200);
     assert!(allows(&server, r#"{"a": 7}"#) && !allows(&server, r#"{"b": 7}"#) && !allows(&server, "7"));
-    // A model that thinks may do so first.
-    assert!(allows(&server, "<think>\nhm {\n</think>\n\n{\"a\": 7}"));
+    // This template opens a block of reasoning where there is to be one.
+    assert!(!allows(&server, "<think>\nhm\n</think>\n\n{\"a\": 7}"));
     assert_eq!(server.chat(&format!(r#"{json_schema}, "reasoning_effort": "none""#)).await.status, 200);
     assert!(allows(&server, r#"{"a": 7}"#) && !allows(&server, "<think>\nhm\n</think>\n\n{\"a\": 7}"));
     assert_eq!(server.chat(&format!(r#"{json_schema}, "reasoning_effort": "high""#)).await.status, 200);
@@ -70,6 +71,18 @@ async fn content_is_held_to_what_is_asked_for() {
 
     assert_eq!(server.chat(r#", "response_format": {"type": "text"}"#).await.status, 200);
     assert!(server.engine.requests().pop().unwrap().grammar.is_none());
+}
+
+#[tokio::test]
+async fn a_model_that_opens_its_own_reasoning_may_think_first() {
+    let server = TestServer::start_empty(config(), ScriptedEngine::says("x")).await;
+    let plain = "{% for m in messages %}{{ m.content }}{% endfor %}{% if not enable_thinking | default(true) %}<think>\n\n</think>\n\n{% endif %}";
+    server.load_with(Some(ChatTemplate::new(plain, None, None).unwrap()));
+    let choice = r#", "guided_choice": ["yes"]"#;
+    server.chat(choice).await;
+    assert!(allows(&server, "yes") && allows(&server, "<think>\nhm {\n</think>\n\nyes"));
+    server.chat(&format!(r#"{choice}, "enable_thinking": false"#)).await;
+    assert!(allows(&server, "yes") && !allows(&server, "<think>\nhm\n</think>\n\nyes"));
 }
 
 #[tokio::test]

@@ -201,11 +201,16 @@ impl Source<'_> {
     }
 }
 
-/// The schema of a tool's arguments: always of an object.
+/// The schema of a tool's arguments: always of an object, and without properties that the tool does not have unless it
+/// says that it takes others.
 fn arguments(tool: &ToolSchema) -> Grammar {
+    const OPEN: [&str; 6] = ["additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"];
     let mut schema = tool.parameters.clone().unwrap_or_else(|| json!({}));
     if let Value::Object(fields) = &mut schema {
         fields.entry("type").or_insert_with(|| "object".into());
+        if fields.contains_key("properties") && !OPEN.iter().any(|keyword| fields.contains_key(*keyword)) {
+            fields.insert("additionalProperties".into(), false.into());
+        }
     }
     Grammar::JsonSchema { schema, strict: tool.strict }
 }

@@ -220,6 +220,19 @@ fn forced_calls() {
         assert_eq!(fate(compiler, &many, &format!("{OSLO}\n{OSLO}")), Fate::MayEnd);
         let now = "<tool_call>{\"name\":\"now-2.x\",\"arguments\":{}}</tool_call>";
         assert_eq!(fate(compiler, &one, now), Fate::Complete);
+        let open = |parameters: Value| {
+            let tool = ToolSchema { name: "f".into(), parameters: Some(parameters), strict: false };
+            let calls = Calls { format: ToolFormat::Hermes, tools: vec![tool], parallel: false };
+            let grammar = compiler.compile(&OutputGrammar { calls: Some(calls), ..OutputGrammar::default() }).unwrap();
+            fate(compiler, &grammar, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1}}</tool_call>")
+        };
+        let properties = json!({ "a": { "type": "string" } });
+        assert!(
+            matches!(open(json!({ "properties": properties })), Fate::Refused(_)),
+            "unknown arguments are not made up"
+        );
+        assert_eq!(open(json!({ "properties": properties, "additionalProperties": true })), Fate::Complete);
+        assert_eq!(open(json!({ "type": "object" })), Fate::Complete);
         let free = "<tool_call>\n{\"name\": \"get_anything\", \"arguments\": {\"a\": [1]}}\n</tool_call>";
         assert_eq!(fate(compiler, &one, free), Fate::Complete);
         for wrong in [
