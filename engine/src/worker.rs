@@ -76,10 +76,10 @@ impl Departures {
         if waiting == 0 {
             // Nobody waits for the next departure: the time until then says nothing.
             self.last = None;
-        } else if count > 0 || self.last.is_none() {
-            if let Some(last) = self.last.replace(now) {
-                average(&mut self.mean, now.duration_since(last).as_secs_f64() / count as f64);
-            }
+        } else if (count > 0 || self.last.is_none())
+            && let Some(last) = self.last.replace(now)
+        {
+            average(&mut self.mean, now.duration_since(last).as_secs_f64() / count as f64);
         }
     }
 

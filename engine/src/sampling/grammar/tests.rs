@@ -2,7 +2,6 @@ use super::*;
 use crate::sampling::noise::philox;
 use crate::sampling::{Sampler, SamplingError, SamplingParams};
 use crate::text::parser::ToolFormat;
-use crate::text::tokenizer::Tokenizer;
 use crate::text::tokenizer::test_tokenizers::{bytes, sentencepiece, tiny};
 use std::sync::Arc;
 
