@@ -10,11 +10,11 @@ pub mod cuda;
 use crate::cache::CacheSizes;
 use crate::config::spec::ParamSpec;
 use crate::errors::EngineError;
-use crate::plan::{Plan, PlannedOp};
+use crate::plan::{Plan, PlannedOp, QkvSpec};
 use crate::sampling::RowOutput;
 use crate::schedule::StepBatch;
 use crate::weights::{RawParam, synthetic};
-use atlas_kernels::KvDtype;
+use atlas_kernels::{KvDtype, QkvLayout};
 
 /// The format of activations between operations (NUMERICS N2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -145,4 +145,18 @@ pub trait Backend: Send {
 
     /// Bytes of caches in memory.
     fn cache_bytes(&self) -> u64;
+}
+
+/// Where kernels find queries, keys and values in the rows of a fused projection.
+fn qkv_layout(spec: &QkvSpec) -> QkvLayout {
+    QkvLayout {
+        heads: spec.heads,
+        kv_heads: spec.kv_heads,
+        head_dim: spec.head_dim,
+        q_offset: 0,
+        q_head_stride: spec.q_stride,
+        k_offset: spec.k_offset,
+        v_offset: spec.v_offset,
+        v_dim: spec.head_dim,
+    }
 }

@@ -4,16 +4,16 @@
 
 mod weights;
 
-use super::{ActivationDtype, Backend, Observer, Prepare, StepOutput};
+use super::{ActivationDtype, Backend, Observer, Prepare, StepOutput, qkv_layout};
 use crate::cache::CacheSizes;
 use crate::errors::EngineError;
-use crate::plan::{BufferId, Op, ParamId, Plan, QkvSpec, Rows, View};
+use crate::plan::{BufferId, Op, ParamId, Plan, Rows, View};
 use crate::schedule::StepBatch;
 use crate::weights::RawParam;
 use atlas_kernels::{
     AttentionArgs, ConvCache, ConvSegment, DeltaArgs, DeltaSegment, DeltaState, GateLayout, KvDtype, KvLayer,
-    KvSegment, LinearPart, Pool, QkNorm, QkvLayout, RopeArgs, attention, causal_conv, gated_delta, gated_rms_norm,
-    linear, rms_norm, rope_and_store, sigmoid_mul, silu_mul,
+    KvSegment, LinearPart, Pool, QkNorm, RopeArgs, attention, causal_conv, gated_delta, gated_rms_norm, linear,
+    rms_norm, rope_and_store, sigmoid_mul, silu_mul,
 };
 use weights::Weights;
 pub use weights::pack;
@@ -294,19 +294,6 @@ impl Backend for CpuBackend {
         let states: usize = self.states.iter().map(DeltaState::bytes).sum();
         let convs: usize = self.convs.iter().map(ConvCache::bytes).sum();
         (kv + states + convs) as u64
-    }
-}
-
-fn qkv_layout(spec: &QkvSpec) -> QkvLayout {
-    QkvLayout {
-        heads: spec.heads,
-        kv_heads: spec.kv_heads,
-        head_dim: spec.head_dim,
-        q_offset: 0,
-        q_head_stride: spec.q_stride,
-        k_offset: spec.k_offset,
-        v_offset: spec.v_offset,
-        v_dim: spec.head_dim,
     }
 }
 

@@ -3,15 +3,16 @@
 use super::buffers::Buffers;
 use super::schedule::{Launch, Layout, Schedule, written};
 use super::weights::Weights;
+use crate::backend::qkv_layout;
 use crate::cache::CacheSizes;
 use crate::errors::EngineError;
-use crate::plan::{Op, ParamId, Plan, QkvSpec, Rows, StateLayerSpec, View};
+use crate::plan::{Op, ParamId, Plan, Rows, StateLayerSpec, View};
+use atlas_kernels::KvDtype;
 use atlas_kernels::cuda::{
     AttentionKernels, AttentionOp, AttentionRoom, DeltaBuffers, DeltaCaches, DeltaColumns, DeltaKernels, DeltaParams,
     DeltaRates, DeltaRoom, DeltaScratch, DeltaShape, Device, GatedNorm, GatedNormKernels, Gates, HeadNorms, KvPages,
     LinearKernels, LinearOut, LinearRows, Memory, Norm, NormRows, PackedRows, Rope, RopeKernel, RowKernels, StepRoom,
 };
-use atlas_kernels::{KvDtype, QkvLayout};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -398,18 +399,5 @@ fn delta_shape(layer: &StateLayerSpec) -> DeltaShape {
         v_dim: layer.value_dim,
         channels: layer.conv_channels,
         taps: layer.conv_taps,
-    }
-}
-
-fn qkv_layout(spec: &QkvSpec) -> QkvLayout {
-    QkvLayout {
-        heads: spec.heads,
-        kv_heads: spec.kv_heads,
-        head_dim: spec.head_dim,
-        q_offset: 0,
-        q_head_stride: spec.q_stride,
-        k_offset: spec.k_offset,
-        v_offset: spec.v_offset,
-        v_dim: spec.head_dim,
     }
 }
