@@ -249,6 +249,9 @@ fn content_always_fits_its_schema() {
     });
 }
 
+/// Whether a text is one of a grammar.
+type Fits = fn(&str) -> bool;
+
 #[test]
 fn every_kind_of_grammar_over_both_routes() {
     let server = Server::start(&[]);
