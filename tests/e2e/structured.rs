@@ -256,8 +256,7 @@ type Fits = fn(&str) -> bool;
 fn every_kind_of_grammar_over_both_routes() {
     let server = Server::start(&[]);
     let client = Client::of(&server);
-    type Check = fn(&str) -> bool;
-    let matches: [(Value, Check); 4] = [
+    let matches: [(Value, Fits); 4] = [
         (json!({ "structured_outputs": { "regex": "[A-Z][a-z]{2,5}-[0-9]{3}" } }), |text| {
             text.split_once('-').is_some_and(|(word, digits)| {
                 (3..=6).contains(&word.len()) && digits.len() == 3 && digits.bytes().all(|b| b.is_ascii_digit())
