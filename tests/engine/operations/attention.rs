@@ -134,3 +134,25 @@ fn attention_over_long_contexts() {
         verify(&shape, &Forms::single(case), &Scenario::ragged(&mut rng, lengths));
     }
 }
+
+/// The heads of a large model.
+#[test]
+fn attention_of_real_sizes() {
+    let mut rng = rng(18, 0);
+    let shape = Shape {
+        kv_heads: 4,
+        group: 6,
+        head_dim: 256,
+        rotated: 64,
+        norms: true,
+        gate: true,
+        window: None,
+        scaling: 1.0,
+        gain: 1.0,
+        scales: (1.0, 1.0),
+    };
+    let seed = rng.clone();
+    let forms = Forms::both(|apart| shape.case(&mut seed.clone(), true, apart));
+    let lengths = [rng.between(1030, 1100), rng.between(1, 20), rng.between(60, 70), rng.between(130, 200)];
+    verify(&shape, &forms, &Scenario::ragged(&mut rng, lengths));
+}

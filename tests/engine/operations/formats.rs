@@ -58,10 +58,11 @@ pub(crate) fn random_bf16(rng: &mut Rng, n: usize, k: usize, gain: impl Fn(usize
     RawParam::Matrix(RawMatrix { n, k, data: RawData::Dense(Dense::Bf16, bytes) })
 }
 
-/// Random codes; most block scales are near one, a few are anything that is neither negative nor NaN.
+/// Random codes; most block scales are near one, a few are anything that is no NaN.
 pub(crate) fn random_nvfp4(rng: &mut Rng, n: usize, k: usize, gain: f32) -> RawParam {
     let packed = (0..n * k / 2).map(|_| rng.next() as u8).collect();
-    let scale = |rng: &mut Rng| if rng.one_in(16) { rng.between(0, 0x7e) } else { rng.between(0x34, 0x3f) } as u8;
+    let any = |rng: &mut Rng| rng.between(0, 0x7e) | rng.pick(&[0, 0x80]);
+    let scale = |rng: &mut Rng| if rng.one_in(16) { any(rng) } else { rng.between(0x34, 0x3f) } as u8;
     let scales = (0..n * k / 16).map(|_| scale(rng)).collect();
     let global = 0.3 * gain * (1.0 + 0.5 * rng.unit());
     RawParam::Matrix(RawMatrix { n, k, data: RawData::Nvfp4 { packed, scales, global } })

@@ -30,8 +30,8 @@ use std::fmt::Debug;
 
 /// Positions of a sequence whose values are compared; bits are compared everywhere.
 const CHECKED: usize = 48;
-/// Products that a reference of a projection computes for a sequence, about.
-const LINEAR_WORK: usize = 20_000_000;
+/// Products that a reference computes for an operation of a sequence, about.
+const WORK: usize = 60_000_000;
 
 /// A case as computed operation by operation, and as the device fuses it if that may differ.
 struct Forms {
@@ -126,14 +126,13 @@ fn check_operation(what: &str, observed: &Observed<'_>, mode: ActivationDtype, i
     let plan = &observed.case.plan;
     let planned = &plan.ops[index];
     let len = observed.tokens[sequence].len();
-    // Large projections are compared in fewer rows, so that references stay cheap.
-    let checked = match &planned.op {
-        Op::Linear { parts, .. } => {
-            let elements: usize = parts.iter().map(|part| part.n * part.k).sum();
-            (LINEAR_WORK / elements).clamp(3, CHECKED)
-        }
-        _ => CHECKED,
+    // Expensive operations are compared in fewer rows, so that references stay cheap.
+    let work = match &planned.op {
+        Op::Linear { parts, .. } => parts.iter().map(|part| part.n * part.k).sum(),
+        Op::Attention { layout, .. } => 2 * layout.heads * layout.head_dim * len,
+        _ => 1,
     };
+    let checked = (WORK / work).clamp(3, CHECKED);
     let stride = len.div_ceil(checked);
     let positions: Vec<usize> = (0..len).filter(|position| (len - 1 - position).is_multiple_of(stride)).collect();
     let logits = planned.op.out().buffer == plan.logits.buffer;
