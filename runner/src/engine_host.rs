@@ -232,7 +232,7 @@ fn prefix_caching(options: &ServeOptions) -> bool {
 /// Checkpoints of recurrent state for the prefix cache: as many as wanted, as far as a quarter of what weights and
 /// sequences leave of the usable memory goes.
 fn checkpoints(files: &ModelFiles, load: &LoadOptions, options: &ServeOptions, usable: u64) -> Result<usize, CliError> {
-    // GPU kernels do not keep convolution inputs at anchors: their recurrent sequences cannot begin there.
+    // On GPUs a sequence that resumes at an anchor has not been tested through the engine: it computes its prompt.
     if !prefix_caching(options) || load.device != DeviceKind::Cpu {
         return Ok(0);
     }
