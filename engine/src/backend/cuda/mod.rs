@@ -33,6 +33,8 @@ use std::collections::HashMap;
 const PROBE_BYTES: usize = 1 << 30;
 /// Graphs that are kept; a rare shape beyond them is launched operation by operation.
 const MAX_GRAPHS: usize = 64;
+/// Set (to anything) to launch every step operation by operation: for comparison with graphs.
+const NO_GRAPHS: &str = "ATLAS_CUDA_NO_GRAPHS";
 
 /// Whether a CUDA device can be used on this machine; the error says why not.
 pub fn available() -> Result<(), EngineError> {
@@ -115,21 +117,21 @@ impl CudaBackend {
             self.sampling = SampleKernels::new(&self.device, shape.logit_rows, self.launches.plan.logits.width)?;
             self.graphs.clear();
         }
-        let room = self.room(shape, false);
+        let room = self.room(shape);
         if self.launches.reserve(&room)? {
             self.graphs.clear();
         }
         Ok(room)
     }
 
-    fn room(&self, shape: Shape, observed: bool) -> Room {
+    fn room(&self, shape: Shape) -> Room {
         Room {
             rows: StepRoom { step: self.arena.args(shape.rows), rows: shape.rows, logit_rows: shape.logit_rows },
             few: shape.few,
             few_rows: shape.few_rows,
             tiles: shape.tiles,
             context: shape.context,
-            observed,
+            observed: false,
         }
     }
 
@@ -163,7 +165,7 @@ impl CudaBackend {
 
     /// Computes the step as a graph if its shape has one, or now gets one.
     fn replay(&mut self, shape: Shape, room: &Room) -> Result<(), EngineError> {
-        if !self.capture || !shape.is_decode() || room.observed {
+        if !self.capture || !shape.is_decode() {
             return self.queue(room);
         }
         match self.graphs.get(&shape) {
@@ -229,14 +231,11 @@ impl CudaBackend {
     }
 }
 
-/// Set (to anything) to launch every step operation by operation: for comparison with graphs.
-const NO_GRAPHS: &str = "ATLAS_CUDA_NO_GRAPHS";
-
 fn arena(device: &Device, options: &BackendOptions, rows: usize) -> Result<StepArena, EngineError> {
     let sizes = &options.sizes;
     // Sequences share pages, so any of them may name all; and for each segment its slots: a block is touched for every
     // 64 rows.
-    let tables = sizes.pages * sizes.rings.max(1) + 2 * (rows + rows / 64 + 2 * rows.min(sizes.rings.max(rows)));
+    let tables = sizes.pages * sizes.rings.max(1) + 2 * (3 * rows + rows / 64);
     Ok(StepArena::new(device, rows.next_multiple_of(64).max(64), tables)?)
 }
 
